@@ -1,0 +1,98 @@
+"""Which devices are there, and what stands in for them where there is no GPU?
+
+Nothing here happens at import. The functions are for programs and notebooks; the methods of `cmm` never call them.
+"""
+
+import os
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+from cmm.roofline import Problem
+
+DEFAULT_SIMULATED_DEVICES = 8
+
+# XLA runs the simulated devices on one thread pool, sized by the number of cores. A collective blocks one thread for
+# each device, so on a small machine two programs in flight can each wait for threads that the other one holds.
+_CPU_CLIENT_THREADS = 64
+
+
+def find_devices(count: int | None = None, *, simulate: bool = False) -> list[jax.Device]:
+    """Returns `count` GPUs, or simulated CPU devices where there is no GPU. Call it before anything else uses JAX.
+
+    Args:
+      count: how many devices; by default all GPUs, or 8 simulated devices.
+      simulate: use simulated devices even where there are GPUs.
+
+    Returns:
+      The devices, ordered by id.
+
+    Raises:
+      ValueError: there are fewer devices than `count`.
+      RuntimeError: JAX started its backend before, with fewer simulated devices than are needed now.
+    """
+    if count is not None and count < 1:
+        raise ValueError(f"The number of devices must be at least 1, got {count}.")
+    _prepare_simulated_devices(count or DEFAULT_SIMULATED_DEVICES, only=simulate)
+    devices = jax.devices("cpu") if simulate else jax.devices()
+    if is_simulated(devices) and len(devices) < (count or 1):
+        raise RuntimeError(
+            f"JAX started its backend with {len(devices)} simulated device(s), {count} are needed. Call "
+            "cmm.devices.find_devices before anything else uses JAX, or set JAX_NUM_CPU_DEVICES before Python starts."
+        )
+    if count is not None and count > len(devices):
+        raise ValueError(
+            f"{count} devices were asked for, {len(devices)} are there: {devices[0].device_kind}. "
+            f"Ask for at most {len(devices)}, or for simulated devices."
+        )
+    return devices[:count]
+
+
+def is_simulated(devices) -> bool:
+    """Says whether these devices are CPU devices that stand in for GPUs, so that times mean nothing about GPUs."""
+    return devices[0].platform == "cpu"
+
+
+def ring_mesh(devices, axis_name: str = "x") -> Mesh:
+    """Returns a mesh of one axis over `devices`."""
+    return jax.make_mesh((len(devices),), (axis_name,), devices=devices)
+
+
+def random_operands(problem: Problem, mesh: Mesh, seed: int, axis_name: str = "x"):
+    """Returns normal(0, 1) operands, drawn on the devices that hold them.
+
+    Args:
+      problem: shapes and dtype.
+      mesh: the mesh; `axis_name` has `problem.axis_size` devices.
+      seed: seeds differ, operands differ.
+
+    Returns:
+      `lhs [axis_size * m_shard, k]` sharded over rows, `rhs [k, axis_size * n_shard]` sharded over columns.
+    """
+    rows, columns = NamedSharding(mesh, P(axis_name, None)), NamedSharding(mesh, P(None, axis_name))
+
+    def draw(seed):
+        lhs_key, rhs_key = jax.random.split(jax.random.key(seed))
+        lhs_shape = (problem.axis_size * problem.m_shard, problem.k)
+        rhs_shape = (problem.k, problem.axis_size * problem.n_shard)
+        return (
+            jax.random.normal(lhs_key, lhs_shape, problem.dtype),
+            jax.random.normal(rhs_key, rhs_shape, problem.dtype),
+        )
+
+    return jax.jit(draw, out_shardings=(rows, columns))(np.uint32(seed))
+
+
+def _prepare_simulated_devices(count: int, only: bool) -> None:
+    os.environ.setdefault("PJRT_NPROC", str(_CPU_CLIENT_THREADS))
+    try:
+        if only:
+            jax.config.update("jax_platforms", "cpu")
+        # The flag of older habit says the same; JAX refuses to be told twice.
+        if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+            if jax.config.jax_num_cpu_devices < 0:
+                jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:
+        # The backend has started. find_devices looks at what it started with.
+        pass

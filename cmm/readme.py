@@ -1,0 +1,41 @@
+"""`python -m cmm.readme`: rewrites the tables of README.md, between their markers, from the recorded runs."""
+
+import argparse
+import pathlib
+import sys
+
+from cmm.report import markdown_ladder, markdown_published, replace_between_markers
+from cmm.results import Run, load_all
+from cmm.roofline import published_problem
+
+
+def updated(text: str, runs: list[Run]) -> str:
+    """Returns the README `text` with its tables made anew from `runs`.
+
+    Raises:
+      ValueError: a marker is missing, or no run has the shapes of the published table.
+    """
+    ladder = [run for run in runs if not run.simulated and run.problem == published_problem(run.problem.axis_size)]
+    if not ladder:
+        raise ValueError("No recorded run has the shapes and dtype of the published table.")
+    text = replace_between_markers(text, "measured ladder", markdown_ladder(ladder))
+    return replace_between_markers(text, "published ladder", markdown_published())
+
+
+def main(arguments=None) -> int:
+    """Rewrites the README, or with --check says whether it is up to date; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m cmm.readme", description=__doc__)
+    parser.add_argument("--readme", type=pathlib.Path, default=pathlib.Path("README.md"))
+    parser.add_argument("--data", type=pathlib.Path, default=pathlib.Path("figures/data"))
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if it is out of date")
+    options = parser.parse_args(arguments)
+    text = options.readme.read_text()
+    new = updated(text, load_all(options.data))
+    if options.check:
+        return int(new != text)
+    options.readme.write_text(new)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

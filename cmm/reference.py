@@ -1,0 +1,83 @@
+"""Is a result right? A float32 reference, and a bound on the error of every element."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+
+def error_bound(reference, magnitude, k, dtype):
+    """Returns the largest error that an element of a right result may have.
+
+    The bound is `eps_out * |ref| + 4 * k * eps_f32 * (|A| @ |B|)`: one rounding to the dtype of the result, and an
+    accumulation in float32 in any order. A product that was accumulated in half precision, lost a shard or put one in
+    the wrong place exceeds it.
+
+    Args:
+      reference: `A @ B` in float32 or float64.
+      magnitude: `|A| @ |B|`.
+      k: contraction size.
+      dtype: dtype of the result that is judged.
+    """
+    eps_out, eps_f32 = float(jnp.finfo(dtype).eps), float(jnp.finfo(jnp.float32).eps)
+    return eps_out * abs(reference) + 4 * k * eps_f32 * magnitude
+
+
+@dataclasses.dataclass(frozen=True)
+class Accuracy:
+    """How far a result is from the reference.
+
+    Attributes:
+      error_over_bound: largest ratio of an element's error to its bound (see `error_bound`); infinity if an element is
+        not finite.
+      relative_error: `|out - ref| / |ref|` in the Frobenius norm. It tells precisions apart that both keep the bound:
+        about 1e-6 for float32, 3e-4 for TF32 and float16, 3e-3 for bfloat16.
+    """
+
+    error_over_bound: float
+    relative_error: float
+
+    @property
+    def right(self) -> bool:
+        """Whether every element is within its bound."""
+        return self.error_over_bound <= 1
+
+
+def accuracy(out, lhs, rhs, mesh, axis_name) -> Accuracy:
+    """Compares a global result with a float32 reference, element by element, on the devices that hold it.
+
+    Args:
+      out: `[M, N]`, the result to check, sharded `P(None, axis_name)`.
+      lhs: `[M, K]`, sharded `P(axis_name, None)`.
+      rhs: `[K, N]`, sharded `P(None, axis_name)`.
+      mesh: the mesh.
+      axis_name: the axis.
+    """
+    columns = P(None, axis_name)
+    compare = jax.shard_map(
+        functools.partial(_compare, axis_name=axis_name),
+        mesh=mesh,
+        in_specs=(columns, P(axis_name, None), columns),
+        out_specs=P(axis_name, None),
+    )
+    per_device = np.asarray(jax.jit(compare)(out, lhs, rhs), np.float64)  # [axis_size, 3]
+    error2, reference2 = per_device[:, 1].sum(), per_device[:, 2].sum()
+    return Accuracy(float(per_device[:, 0].max()), float(np.sqrt(error2 / reference2)) if reference2 else 0.0)
+
+
+def _compare(out, lhs, rhs, axis_name):
+    # Gathers what was never multiplied, so a method that shares this all-gather is still judged by its product.
+    lhs32 = lax.all_gather(lhs, axis_name, axis=0, tiled=True).astype(jnp.float32)
+    rhs32 = rhs.astype(jnp.float32)
+    dot = functools.partial(lax.dot, precision=lax.Precision.HIGHEST)
+    reference = dot(lhs32, rhs32)
+    bound = error_bound(reference, dot(jnp.abs(lhs32), jnp.abs(rhs32)), lhs.shape[1], out.dtype)
+    error = jnp.abs(out.astype(jnp.float32) - reference)
+    # An element of zeros times zeros has bound 0: its error must be 0 too, and 0 / 0 must not become NaN.
+    ratio = jnp.where(error == 0, 0.0, error / bound)
+    worst = jnp.max(jnp.where(jnp.isfinite(ratio), ratio, jnp.inf))
+    return jnp.stack([worst, jnp.sum(error**2), jnp.sum(reference**2)])[None]

@@ -1,0 +1,148 @@
+"""Recorded runs: what a result file holds, and how it is written, read and named.
+
+A result file is JSON with one `Run`. It carries everything that a reader needs to judge or repeat a figure: the
+command, the date, the machine, versions, shapes, dtype, distribution of the data and protocol.
+"""
+
+import dataclasses
+import json
+import pathlib
+from typing import Literal
+
+from cmm.roofline import Problem
+from cmm.timeline import Span
+
+Status = Literal["measured", "simulated", "skipped"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Median, 10th and 90th percentile of one quantity."""
+
+    median: float
+    p10: float
+    p90: float
+
+
+@dataclasses.dataclass(frozen=True)
+class MethodResult:
+    """What one method did in one run.
+
+    Attributes:
+      name: as in `cmm.METHODS`, or "gemm_only" for the matmul of the already gathered activations.
+      title: what tables and figures print.
+      status: "measured" on GPUs, "simulated" on CPU devices (its times say nothing about GPUs), or "skipped".
+      reason: why it was skipped, else empty.
+      error_over_bound: largest ratio of an element's error to its bound (see `cmm.reference`), at most 1 if right.
+      relative_error: `|out - ref| / |ref|` in the Frobenius norm.
+      call_time_us: time in which kernels or copies of one call run on a GPU, the slowest device's; `None` without GPUs.
+      wall_time_us: time of one call by the host's clock, differences of two chain lengths.
+      ratio_to_gemm_only: call time over that of "gemm_only" in the same round (wall time where no GPU is).
+    """
+
+    name: str
+    title: str
+    status: Status
+    reason: str = ""
+    error_over_bound: float | None = None
+    relative_error: float | None = None
+    call_time_us: Spread | None = None
+    wall_time_us: Spread | None = None
+    ratio_to_gemm_only: Spread | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run of all methods on one problem.
+
+    Attributes:
+      problem: shapes, dtype and number of devices.
+      machine: name of the device kind as JAX gives it, and what else identifies the machine.
+      versions: versions of Python, JAX, jaxlib, CUDA driver and so on.
+      simulated: whether the devices were CPU devices that stand in for GPUs.
+      distribution: distribution of the inputs.
+      protocol: how times were taken, in words.
+      date: day of the run, ISO format.
+      command: command that produced the file.
+      methods: one result per known method.
+    """
+
+    problem: Problem
+    machine: dict[str, str]
+    versions: dict[str, str]
+    simulated: bool
+    distribution: str
+    protocol: str
+    date: str
+    command: str
+    methods: tuple[MethodResult, ...]
+
+    def method(self, name: str) -> MethodResult:
+        """Returns the result of one method, or raises a `KeyError` that lists those of this run."""
+        for result in self.methods:
+            if result.name == name:
+                return result
+        raise KeyError(f"{name!r} is not in this run, which has {', '.join(m.name for m in self.methods)}.")
+
+    def caption(self) -> str:
+        """Returns one line with machine, JAX version, shapes, dtype and date, for figures and tables."""
+        p = self.problem
+        kind = "simulated CPU devices" if self.simulated else f"x {self.machine['device_kind']}"
+        return (
+            f"{p.axis_size} {kind}, JAX {self.versions['jax']}, {p.dtype}, per shard M={p.m_shard} K={p.k} "
+            f"N={p.n_shard}, {self.distribution}, {self.date}"
+        )
+
+
+def save(run: Run, path) -> pathlib.Path:
+    """Writes `run` to `path` as JSON, makes the folder if needed, and returns the path."""
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(dataclasses.asdict(run), indent=1) + "\n")
+    return path
+
+
+def load(path) -> Run:
+    """Reads the run that `save` wrote to `path`."""
+    raw = json.loads(pathlib.Path(path).read_text())
+    raw["problem"] = Problem(**raw["problem"])
+    raw["methods"] = tuple(_method_from_json(method) for method in raw["methods"])
+    return Run(**raw)
+
+
+def load_all(folder) -> list[Run]:
+    """Reads every run in `folder`, ordered by dtype and number of devices."""
+    runs = [load(path) for path in sorted(pathlib.Path(folder).glob("run_*.json"))]
+    return sorted(runs, key=lambda run: (run.problem.dtype, run.problem.axis_size))
+
+
+def save_timelines(timelines: dict[str, list[Span]], run: Run, path) -> pathlib.Path:
+    """Writes recorded timelines of `run`, one per method, to `path` as JSON, and returns the path."""
+    path = pathlib.Path(path)
+    rows = {name: [dataclasses.astuple(span) for span in spans] for name, spans in timelines.items()}
+    fields = [field.name for field in dataclasses.fields(Span)]
+    record = {"caption": run.caption(), "command": run.command, "span_fields": fields, "timelines": rows}
+    path.write_text(json.dumps(record, indent=None) + "\n")
+    return path
+
+
+def load_timelines(path) -> tuple[str, dict[str, list[Span]]]:
+    """Reads what `save_timelines` wrote: the caption of the run, and the spans of each method."""
+    raw = json.loads(pathlib.Path(path).read_text())
+    return raw["caption"], {
+        name: [Span(**dict(zip(raw["span_fields"], row, strict=True))) for row in rows]
+        for name, rows in raw["timelines"].items()
+    }
+
+
+def file_name(run: Run) -> str:
+    """Returns the name of a run's file: device kind, number of devices, shapes and dtype; nothing changes daily."""
+    p = run.problem
+    kind = run.machine["device_kind"].replace("NVIDIA ", "").replace(" ", "_").lower()
+    kind = "simulated" if run.simulated else kind
+    return f"run_{kind}_d{p.axis_size}_m{p.m_shard}_k{p.k}_n{p.n_shard}_{p.dtype}.json"
+
+
+def _method_from_json(raw: dict) -> MethodResult:
+    spreads = ("call_time_us", "wall_time_us", "ratio_to_gemm_only")
+    return MethodResult(**(raw | {name: Spread(**raw[name]) for name in spreads if raw[name] is not None}))
