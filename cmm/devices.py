@@ -3,6 +3,7 @@
 Nothing here happens at import. The functions are for programs and notebooks; the methods of `cmm` never call them.
 """
 
+import functools
 import os
 
 import jax
@@ -70,8 +71,11 @@ def random_operands(problem: Problem, mesh: Mesh, seed: int, axis_name: str = "x
     Returns:
       `lhs [axis_size * m_shard, k]` sharded over rows, `rhs [k, axis_size * n_shard]` sharded over columns.
     """
-    rows, columns = NamedSharding(mesh, P(axis_name, None)), NamedSharding(mesh, P(None, axis_name))
+    return _draw(problem, mesh, axis_name)(np.uint32(seed))
 
+
+@functools.cache  # One program for all seeds.
+def _draw(problem, mesh, axis_name):
     def draw(seed):
         lhs_key, rhs_key = jax.random.split(jax.random.key(seed))
         lhs_shape = (problem.axis_size * problem.m_shard, problem.k)
@@ -81,7 +85,8 @@ def random_operands(problem: Problem, mesh: Mesh, seed: int, axis_name: str = "x
             jax.random.normal(rhs_key, rhs_shape, problem.dtype),
         )
 
-    return jax.jit(draw, out_shardings=(rows, columns))(np.uint32(seed))
+    rows, columns = NamedSharding(mesh, P(axis_name, None)), NamedSharding(mesh, P(None, axis_name))
+    return jax.jit(draw, out_shardings=(rows, columns))
 
 
 def _prepare_simulated_devices(count: int, only: bool) -> None:

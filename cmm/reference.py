@@ -57,16 +57,22 @@ def accuracy(out, lhs, rhs, mesh, axis_name) -> Accuracy:
       mesh: the mesh.
       axis_name: the axis.
     """
-    columns = P(None, axis_name)
-    compare = jax.shard_map(
-        functools.partial(_compare, axis_name=axis_name),
-        mesh=mesh,
-        in_specs=(columns, P(axis_name, None), columns),
-        out_specs=P(axis_name, None),
-    )
-    per_device = np.asarray(jax.jit(compare)(out, lhs, rhs), np.float64)  # [axis_size, 3]
+    per_device = np.asarray(_comparison(mesh, axis_name)(out, lhs, rhs), np.float64)  # [axis_size, 3]
     error2, reference2 = per_device[:, 1].sum(), per_device[:, 2].sum()
     return Accuracy(float(per_device[:, 0].max()), float(np.sqrt(error2 / reference2)) if reference2 else 0.0)
+
+
+@functools.cache  # One program per mesh: the main job compares dozens of results.
+def _comparison(mesh, axis_name):
+    columns = P(None, axis_name)
+    return jax.jit(
+        jax.shard_map(
+            functools.partial(_compare, axis_name=axis_name),
+            mesh=mesh,
+            in_specs=(columns, P(axis_name, None), columns),
+            out_specs=P(axis_name, None),
+        )
+    )
 
 
 def _compare(out, lhs, rhs, axis_name):

@@ -20,8 +20,9 @@ def _run(case, program, **options):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_product(make_case, gpus, program, dtype):
-    for axis_size in range(2, len(gpus) + 1):
-        for shape in ((1, 5, 3), (33, 130, 17), (256, 512, 384)):
+    sizes = range(1, len(gpus) + 1) if dtype == "float16" else [len(gpus)]
+    for axis_size in sizes:
+        for shape in ((33, 130, 17), (256, 512, 384)):
             case = make_case(*shape, dtype, (axis_size,), devices=gpus)
             case.assert_right(_run(case, program)())
 

@@ -1,0 +1,126 @@
+"""Redraws every figure of the project: `python -m cmm.plots`."""
+
+import argparse
+import functools
+import pathlib
+from collections.abc import Callable, Iterator
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from cmm import roofline
+from cmm.plots.animation import ring_animation
+from cmm.plots.bounds import bounds_data, draw_roofline_bounds
+from cmm.plots.layout import draw_layout, layout_data
+from cmm.plots.palette import save, save_data
+from cmm.plots.rates import utilization_data
+from cmm.plots.ring import draw_ring, draw_ring_steps, ring_data
+from cmm.plots.run import draw_recorded_timelines, recorded_timelines_data
+from cmm.plots.timeline import draw_predicted_timeline, predicted_timelines, timeline_data
+from cmm.plots.utilization import draw_utilization
+from cmm.results import Run, file_name, load_all, load_timelines
+
+FRAMES_PER_STEP = 36
+
+# A figure: its file name, and a function that draws it and one that gives its data.
+Figure = tuple[str, Callable, Callable]
+
+
+def figures(axis_size: int, runs: list[Run]) -> Iterator[Figure]:
+    """Yields name, drawing function and data function of every figure but the animation and recorded timelines.
+
+    Args:
+      axis_size: number of devices in the figures that explain the method.
+      runs: recorded runs. Those with shapes and dtype of the published table share its figure, others have their own.
+    """
+    step = min(1, axis_size - 1)
+    problem = roofline.published_problem(axis_size)
+    yield "layout", lambda: draw_layout(axis_size), lambda: layout_data(axis_size)
+    yield "ring_step", lambda: draw_ring(axis_size, step), lambda: ring_data(axis_size) | {"step": step}
+    yield "ring_steps", lambda: draw_ring_steps(axis_size), lambda: ring_data(axis_size)
+    both = (axis_size, "both")
+    yield "ring_steps_bidirectional", lambda: draw_ring_steps(*both), lambda: ring_data(*both)
+    timelines, source = predicted_timelines(axis_size)
+    yield "timeline_predicted", lambda: draw_predicted_timeline(axis_size), lambda: timeline_data(timelines, source)
+    yield "roofline_bounds", lambda: draw_roofline_bounds(problem), lambda: bounds_data(problem)
+    reference, others = [run for run in runs if _is_reference(run)], [run for run in runs if not _is_reference(run)]
+    yield "utilization", lambda: draw_utilization(reference), lambda: utilization_data(reference)
+    if not all(run.simulated for run in others):
+        yield "utilization_other", lambda: draw_utilization(others, ()), lambda: utilization_data(others, ())
+
+
+def recorded_timelines(runs: list[Run], folder) -> Iterator[Figure]:
+    """Yields a figure for each run of the published problem whose calls were recorded as timelines in `folder`."""
+    for run in filter(_is_reference, runs):
+        path = pathlib.Path(folder) / file_name(run).replace("run_", "timeline_")
+        if path.exists():
+            caption, timelines = load_timelines(path)
+            call = (timelines, {method.name: method.title for method in run.methods}, caption)
+            name = path.stem.partition("_m")[0].replace("timeline_", "timeline_recorded_")
+            draw = functools.partial(draw_recorded_timelines, *call)
+            data = functools.partial(recorded_timelines_data, *call)
+            yield name, draw, data
+
+
+def all_figures(axis_size: int, runs_folder) -> list[Figure]:
+    """Returns the figures that explain the method and those of the runs recorded in `runs_folder`."""
+    runs = load_all(runs_folder)
+    return [*figures(axis_size, runs), *recorded_timelines(runs, runs_folder)]
+
+
+def _is_reference(run: Run) -> bool:
+    """Says whether a run has the shapes and the dtype of the published table, whatever its number of devices."""
+    return run.problem == roofline.published_problem(run.problem.axis_size)
+
+
+def redraw(out, axis_size: int, runs_folder, frames_per_step=FRAMES_PER_STEP, progress=None) -> list[pathlib.Path]:
+    """Draws all figures into the folder `out`, each with its data file, and returns the paths written.
+
+    Args:
+      out: folder of the figures.
+      axis_size: number of devices in the figures that explain the method.
+      runs_folder: folder of recorded runs, `run_*.json`. It may be empty or missing.
+      frames_per_step: frames of one step of the animation.
+      progress: called with the name of each figure before it is drawn, and with "" at the end.
+    """
+    progress = progress or (lambda name: None)
+    paths = []
+    for name, draw, data in all_figures(axis_size, runs_folder):
+        progress(name)
+        paths += save(draw(), out, name, data())
+    progress("ring")
+    paths.append(ring_animation(pathlib.Path(out) / "ring.gif", axis_size, frames_per_step=frames_per_step))
+    paths.append(save_data(ring_data(axis_size), out, "ring"))
+    progress("")
+    return paths
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def main(argv=None):
+    """Reads the command line, redraws with a progress bar, and lists what was written."""
+    parser = argparse.ArgumentParser(prog="python -m cmm.plots", description="Redraw all figures, each with its data.")
+    parser.add_argument("--out", default="figures", help="folder to write to (default: %(default)s)")
+    parser.add_argument("--axis-size", type=_positive, default=4, help="devices on the ring (default: %(default)s)")
+    parser.add_argument("--runs", default="figures/data", help="folder of recorded runs (default: %(default)s)")
+    frames_help = "frames of one step of the animation (default: %(default)s)"
+    parser.add_argument("--frames-per-step", type=_positive, default=FRAMES_PER_STEP, help=frames_help)
+    args = parser.parse_args(argv)
+    count = 1 + len(all_figures(args.axis_size, args.runs))
+    columns = (TextColumn("{task.description:<26}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns) as bar:
+        task = bar.add_task("", total=count)
+        # A figure counts as done when the next one begins.
+        done = iter(range(count + 1))
+        show = lambda name: bar.update(task, description=name or "done", completed=next(done))  # noqa: E731
+        paths = redraw(args.out, args.axis_size, args.runs, args.frames_per_step, show)
+    for path in paths:
+        print(f"{path.stat().st_size / 1024:8.0f} KB  {path}")
+
+
+if __name__ == "__main__":
+    main()
