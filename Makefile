@@ -39,18 +39,18 @@ endif
 lab: $(READY) ## open the notebooks in JupyterLab (as root: make lab ARGS=--allow-root)
 	@$(VENV_PYTHON) -m jupyterlab notebooks $(ARGS)
 
-figures: $(READY) ## redraw every figure from the recorded measurements
+figures: $(READY) ## redraw every figure, and the tables of the README, from the recorded measurements
 	@$(VENV_PYTHON) -m cmm.plots $(ARGS)
+	@$(VENV_PYTHON) -m cmm.readme
 
 clean: ## remove .venv, caches and build products; keeps out/
 	rm -rf .venv .venv-newest build dist *.egg-info .pytest_cache .ruff_cache
 	find . \( -name __pycache__ -o -name .ipynb_checkpoints \) -prune -exec rm -rf {} +
 
 $(READY): requirements.txt pyproject.toml
+	@[ -z "$(NEW)" ] && [ -e $@ ] || { python=$$(sh .ci/find-python $(PYTHON)) && \
+	echo "Making .venv with $$python" && "$$python" -m venv --clear .venv; }
 	@rm -f $@
-ifdef NEW
-	@python=$$(sh .ci/find-python $(PYTHON)) && echo "Making .venv with $$python" && "$$python" -m venv --clear .venv
-endif
 	@jax=$$(sh .ci/find-jax) && \
 	echo "Installing requirements.txt and $$jax into .venv: 210 MB to load (2 GB more with CUDA), a minute or two" && \
 	$(PIP_INSTALL) -r requirements.txt "$$jax"

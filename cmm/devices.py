@@ -24,28 +24,43 @@ def find_devices(count: int | None = None, *, simulate: bool = False) -> list[ja
 
     Args:
       count: how many devices; by default all GPUs, or 8 simulated devices.
-      simulate: use simulated devices even where there are GPUs.
+      simulate: use simulated devices even where there are GPUs. JAX then leaves the GPUs alone.
 
     Returns:
       The devices, ordered by id.
 
     Raises:
-      ValueError: there are fewer devices than `count`.
+      ValueError: there are fewer GPUs than `count`.
       RuntimeError: JAX started its backend before, with fewer simulated devices than are needed now.
     """
     if count is not None and count < 1:
         raise ValueError(f"The number of devices must be at least 1, got {count}.")
-    _prepare_simulated_devices(count or DEFAULT_SIMULATED_DEVICES, only=simulate)
+    if simulate:
+        _configure("jax_platforms", "cpu")
+    _prepare_simulated_devices(count or DEFAULT_SIMULATED_DEVICES)
     devices = jax.devices("cpu") if simulate else jax.devices()
-    if is_simulated(devices) and len(devices) < (count or 1):
-        raise RuntimeError(
-            f"JAX started its backend with {len(devices)} simulated device(s), {count} are needed. Call "
-            "cmm.devices.find_devices before anything else uses JAX, or set JAX_NUM_CPU_DEVICES before Python starts."
-        )
+    if is_simulated(devices):
+        return simulated_devices(count) if count else devices
     if count is not None and count > len(devices):
         raise ValueError(
             f"{count} devices were asked for, {len(devices)} are there: {devices[0].device_kind}. "
             f"Ask for at most {len(devices)}, or for simulated devices."
+        )
+    return devices[:count]
+
+
+def simulated_devices(count: int) -> list[jax.Device]:
+    """Returns `count` CPU devices, also on a machine with GPUs. Call it before anything else uses JAX.
+
+    Raises:
+      RuntimeError: JAX started its backend before, with fewer of them.
+    """
+    _prepare_simulated_devices(count)
+    devices = jax.devices("cpu")
+    if len(devices) < count:
+        raise RuntimeError(
+            f"JAX started its backend with {len(devices)} simulated device(s), {count} are needed. Call "
+            "cmm.devices.find_devices before anything else uses JAX, or set JAX_NUM_CPU_DEVICES before Python starts."
         )
     return devices[:count]
 
@@ -89,15 +104,16 @@ def _draw(problem, mesh, axis_name):
     return jax.jit(draw, out_shardings=(rows, columns))
 
 
-def _prepare_simulated_devices(count: int, only: bool) -> None:
+def _prepare_simulated_devices(count: int) -> None:
     os.environ.setdefault("PJRT_NPROC", str(_CPU_CLIENT_THREADS))
+    # The flag of older habit says the same; JAX refuses to be told twice. What the user has set stays.
+    told = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if not told and jax.config.jax_num_cpu_devices < 0:
+        _configure("jax_num_cpu_devices", count)
+
+
+def _configure(name: str, value) -> None:
     try:
-        if only:
-            jax.config.update("jax_platforms", "cpu")
-        # The flag of older habit says the same; JAX refuses to be told twice.
-        if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-            if jax.config.jax_num_cpu_devices < 0:
-                jax.config.update("jax_num_cpu_devices", count)
+        jax.config.update(name, value)
     except RuntimeError:
-        # The backend has started. find_devices looks at what it started with.
-        pass
+        pass  # JAX has started; what counts is how many devices there are.

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import cmm
+from cmm import devices
 
 
 def _python(code, **environment):
@@ -33,6 +34,13 @@ def test_user_settings_are_respected():
 def test_backend_that_started_too_early():
     done = _python("import jax; jax.devices();" + FIND.format(4))
     assert "RuntimeError: JAX started its backend with 1 simulated device(s), 4 are needed." in done.stderr
+
+
+def test_more_simulated_devices_than_there_are():
+    with pytest.raises(RuntimeError, match="with 8 simulated device"):
+        devices.simulated_devices(10_000)
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        devices.find_devices(0)
 
 
 def test_many_calls_in_flight_do_not_hang():

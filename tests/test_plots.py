@@ -327,6 +327,23 @@ def test_title_names_the_best_method_on_most_devices_and_the_roof():
     assert fig.get_label() == "a kernel: {:.0f} % of peak on 4 x H200, GEMM only {:.0f} %".format(*shares)
 
 
+def test_diamonds_and_title_follow_the_hosts_clock():
+    # Busy for a shorter time, yet later by the host's clock: such a method must not be called the best.
+    gaps = dataclasses.replace(
+        run(),
+        methods=tuple(
+            dataclasses.replace(m, wall_time_us=results.Spread(wall, wall, wall))
+            for m, wall in zip(run().methods, (100, 160, 400))
+        ),
+    )
+    fig = plots.draw_utilization([gaps], published=())
+    marks = {line.get_gid(): line.get_xdata()[0] for line in fig.axes[0].lines if str(line.get_gid()).endswith("-wall")}
+    problem = gaps.problem
+    share = lambda time: 100 * roofline.utilization(problem, time, roofline.H200_SXM)
+    assert sorted(marks.values()) == pytest.approx(sorted(map(share, (100, 160, 400))))
+    assert fig.get_label().startswith(f"{gaps.methods[1].title}: {share(160):.0f} % of peak")
+
+
 def test_published_rows_are_marked_and_hatched():
     fig = plots.draw_utilization()
     bars = by_gid(fig, "bar-0-")

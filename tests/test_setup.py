@@ -329,6 +329,12 @@ def test_make_notices_that_the_environment_no_longer_fits(checkout, change):
     assert status == 0 and same_calls(calls, update if change == "pins changed" else [VENV, *update])
 
 
+def test_make_clean_can_precede_another_target(checkout):
+    for goals in (["run"], ["clean", "run"]):
+        status, calls = checkout.make(*goals)
+        assert status == 0 and same_calls(calls, [VENV, INSTALL, INSTALL, RUN])
+
+
 def test_make_runs_tests_and_then_notebooks_where_there_are_some(checkout):
     status, calls = checkout.make("test", "ARGS=-k ring", "JOBS=3")
     assert status == 0 and same_calls(calls, [VENV, INSTALL, INSTALL, "-m pytest -n 3"])

@@ -209,7 +209,7 @@ def _draw_span(ax, span: dict, low: float, height: float, gid: str):
         color = tint(color, 0.55)
     size = SMALL_SIZE if span["lane"] == "compute" else CAPTION_SIZE - 1
     letters = 2 if text.startswith("$") else len(text)
-    fits = letters * size * 0.0085 < length * _inches_per_us(ax)
+    fits = letters * size * 0.0105 < length * _inches_per_us(ax)
     block(ax, span["start_us"], low, length, height, color, text if fits else "", size, **look)
 
 

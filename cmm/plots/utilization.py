@@ -7,6 +7,7 @@ from matplotlib.patheffects import withStroke
 from cmm import roofline
 from cmm.plots.palette import (
     ACCENT,
+    BACKGROUND,
     CAPTION_SIZE,
     DEVICE_COLORS,
     INK,
@@ -122,6 +123,9 @@ def _draw_bar(ax, bar: dict, gid: str, middle: float):
     if ends:
         look_of_spread = {"color": INK, "linewidth": 1.2, "marker": "|", "markersize": 6, "zorder": 6}
         ax.plot(ends, [middle, middle], gid=f"{gid}-spread", **look_of_spread)
+    if bar["wall_utilization"]:
+        diamond = {"marker": "D", "markersize": 5.5, "color": INK, "markerfacecolor": BACKGROUND, "zorder": 8}
+        ax.plot([100 * bar["wall_utilization"]], [middle], linestyle="none", gid=f"{gid}-wall", **diamond)
     fill = look.get("facecolor", color)
     # Numbers stand at the foot of a bar, where no dashed line crosses them, unless the bar is too short for them.
     inside = percent > _SHORT
@@ -153,16 +157,19 @@ def _dress(ax):
 
 
 def _message(data: dict) -> str:
-    """Returns the title: the best method on most devices of the first measured panel, or what was published."""
+    """Returns the title: the best method on most devices of the first measured panel, or what was published.
+
+    The best is the one that is best by the host's clock where that is known: a user waits for the gaps as well.
+    """
     measured = [bar for bar in data["bars"] if bar["provenance"] == "measured"]
     if measured:
         most = max(bar["axis_size"] for bar in measured if bar["panel"] == measured[0]["panel"])
         group = [bar for bar in measured if (bar["panel"], bar["axis_size"]) == (measured[0]["panel"], most)]
         # "gemm_only" transfers nothing: it is the roof over the methods, not one of them.
-        roof = {bar["method"]: bar["utilization"] for bar in group}.get("gemm_only")
-        best = max(group, key=lambda bar: (bar["method"] != "gemm_only", bar["utilization"]))
+        roof = {bar["method"]: _felt(bar) for bar in group}.get("gemm_only")
+        best = max(group, key=lambda bar: (bar["method"] != "gemm_only", _felt(bar)))
         device = best["panel"].partition(",")[0].removeprefix("NVIDIA ")
-        message = f"{best['title']}: {100 * best['utilization']:.0f} % of peak on {most} x {device}"
+        message = f"{best['title']}: {100 * _felt(best):.0f} % of peak on {most} x {device}"
         return message + (f", GEMM only {100 * roof:.0f} %" if roof and best["method"] != "gemm_only" else "")
     kernels = [100 * bar["utilization"] for bar in data["bars"] if bar["method"] == "published_kernel"]
     if kernels:
@@ -170,12 +177,17 @@ def _message(data: dict) -> str:
     return "Nothing measured here yet"
 
 
+def _felt(bar: dict) -> float:
+    return bar["wall_utilization"] or bar["utilization"]
+
+
 def _caption(data: dict) -> str:
     """Names the sources of all bars, and says what the lines mean."""
     lines = []
     if any(bar["provenance"] == "measured" for bar in data["bars"]):
         lines.append("T_lower: the longer of products at peak rate and transfers at link rate. T_upper: their sum.")
-        lines.append("Bars: median call time; whiskers: 10th to 90th percentile. GEMM only has nothing to transfer.")
+        lines.append("Bars: median time in which a GPU works on the call; whiskers: 10th to 90th percentile.")
+        lines.append("Diamonds and title: by the host's clock, in which gaps between kernels count too.")
     if any(bar["provenance"] == "published" for bar in data["bars"]):
         p = roofline
         lines.append(
