@@ -1,0 +1,161 @@
+"""Are two accesses to the same memory ordered? Happens-before race detection.
+
+Each buffer keeps the accesses that a later one could still race with. An access
+is ordered before another if the other's thread knew it to have happened: by a
+barrier, by a semaphore, or, for an asynchronous copy, by waiting for it.
+
+Source: Lamport, "Time, Clocks, and the Ordering of Events in a Distributed System";
+Flanagan and Freund, "FastTrack: Efficient and Precise Dynamic Race Detection".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from cmm.interpret import clocks
+
+# A region is one (start, stop) pair per axis of the buffer.
+Region = tuple[tuple[int, int], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """One of the two accesses of a race.
+
+    Attributes:
+      action: "read" or "write".
+      by: what did it: "thread", "TMA" or "wgmma".
+      device, cta, thread: who issued it; thread is the warpgroup's name.
+      region: the part of the buffer, one (start, stop) per axis.
+      source: `file:line (function)`.
+    """
+
+    action: str
+    by: str
+    device: int
+    cta: int
+    thread: str
+    region: Region
+    source: str
+
+    def __str__(self) -> str:
+        where = ", ".join(f"{a}:{b}" for a, b in self.region)
+        by = "" if self.by == "thread" else f" by {self.by}"
+        return (
+            f"{self.action}{by} of [{where}] from device {self.device}, CTA {self.cta}, {self.thread} at {self.source}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Race:
+    """Two accesses to one buffer that nothing orders.
+
+    Attributes:
+      buffer: name of the buffer, with the device that owns it.
+      reason: why the pair is a race.
+      first, second: the two accesses in the order in which they ran here; second
+        is None where the race is with the end of the owner's kernel.
+    """
+
+    buffer: str
+    reason: str
+    first: Side
+    second: Side | None
+
+    def __str__(self) -> str:
+        second = self.second or "end of the owner's kernel"
+        return f"RACE on {self.buffer}: {self.reason}\n  {self.first}\n  {second}"
+
+
+class Access:
+    """An access that later ones are compared with."""
+
+    __slots__ = ("write", "position", "epoch", "operation", "region", "who", "by", "where")
+
+    def __init__(self, write, position, epoch, operation, region, who, by, where):
+        self.write = write
+        self.position = position  # Place of the thread in the clocks.
+        self.epoch = epoch
+        self.operation = operation  # Bit of an asynchronous operation, or None.
+        self.region = region
+        self.who = who  # (device, cta, thread name)
+        self.by = by
+        self.where = where
+
+    def happened_before(self, clock: clocks.Clock, fenced: bool) -> bool:
+        """Whether `clock` knows it; `fenced`: as seen by the async proxy."""
+        if self.operation is not None:
+            return clock.knows_done(self.operation)
+        known = clock.fenced if fenced and self.write else clock.seen
+        return bool(known[self.position] >= self.epoch)
+
+    def side(self, source_line) -> Side:
+        device, cta, thread = self.who
+        return Side(
+            "write" if self.write else "read", self.by, device, cta, thread, self.region, source_line(self.where)
+        )
+
+
+def overlap(a: Region, b: Region) -> bool:
+    return all(s < f and t < e for (s, e), (t, f) in zip(a, b))
+
+
+def covers(outer: Region, inner: Region) -> bool:
+    return all(s <= t and f <= e for (s, e), (t, f) in zip(outer, inner))
+
+
+class History:
+    """The accesses of one buffer that can still race.
+
+    Args:
+      name: how messages call the buffer.
+      proxies: whether the buffer lies where the asynchronous proxy needs a fence
+        to see what threads wrote (shared memory).
+    """
+
+    def __init__(self, name: str, proxies: bool):
+        self.name = name
+        self._proxies = proxies
+        self.accesses: list[Access] = []
+        # Operations on earlier owners of the same shared memory that are not known
+        # to be complete: they overlap this buffer whatever their region says.
+        self.inherited: list[Access] = []
+
+    def add(self, new: Access, clock: clocks.Clock, report) -> None:
+        """Checks `new`, done by someone who knew `clock`, and remembers it."""
+        fenced = self._proxies and new.operation is not None
+        for old in self.inherited:
+            if (old.write or new.write) and not old.happened_before(clock, fenced):
+                report(
+                    self.name,
+                    "the shared memory was freed and given out again while an asynchronous operation still used it",
+                    old,
+                    new,
+                )
+                break
+        kept = []
+        found = None
+        for old in self.accesses:
+            ordered = old.happened_before(clock, fenced)
+            if not ordered and (old.write or new.write) and overlap(old.region, new.region):
+                # One report per access and buffer is enough; prefer the latest.
+                found = old
+            # Whoever is ordered after `new` is ordered after `old`, so `new` can
+            # stand for it. A read cannot stand for a write.
+            if not (ordered and (new.write or not old.write) and covers(new.region, old.region)):
+                kept.append(old)
+        if found is not None:
+            report(self.name, self._reason(found, clock, fenced), found, new)
+        kept.append(new)
+        self.accesses = kept
+
+    def _reason(self, old: Access, clock: clocks.Clock, fenced: bool) -> str:
+        if old.operation is not None:
+            return "nothing waited for the first access to complete"
+        if fenced and old.happened_before(clock, False):
+            return "no commit_smem between the thread's write and TMA or wgmma"
+        return "nothing orders the two accesses"
+
+    def unfinished(self, clock: clocks.Clock) -> list[Access]:
+        """Accesses that somebody with this clock does not know to be complete."""
+        return [a for a in self.accesses if not a.happened_before(clock, False)]
