@@ -22,7 +22,7 @@ NEW := yes
 .PHONY: $(READY)
 endif
 
-.PHONY: help run test lab figures clean
+.PHONY: help run test lab figures notebooks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -42,6 +42,9 @@ lab: $(READY) ## open the notebooks in JupyterLab (as root: make lab ARGS=--allo
 figures: $(READY) ## redraw every figure, and the tables of the README, from the recorded measurements
 	@$(VENV_PYTHON) -m cmm.plots $(ARGS)
 	@$(VENV_PYTHON) -m cmm.readme
+
+notebooks: $(READY) ## run every notebook and save its outputs in place
+	@$(VENV_PYTHON) notebooks/execute.py $(ARGS)
 
 clean: ## remove .venv, caches and build products; keeps out/
 	rm -rf .venv .venv-newest build dist *.egg-info .pytest_cache .ruff_cache

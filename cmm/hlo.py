@@ -67,8 +67,38 @@ def collectives(lowered) -> list[Collective]:
     return found
 
 
+def independent_products(lowered) -> tuple[int, int]:
+    """Counts the matrix products of a lowered program, and the pairs of which neither needs the other's result.
+
+    XLA's GPU backend merges independent products that share an operand into one. In a ring that one product would have
+    to wait for the last shard, and nothing would overlap.
+
+    Args:
+      lowered: what `jax.jit(f).lower(...)` returns.
+
+    Returns:
+      The number of products, and the number of independent pairs.
+    """
+    needs: dict = {}  # value -> indices of the products that it depends on
+    products: list[set[int]] = []
+
+    def visit(op):
+        mine = set().union(*(needs.get(value, set()) for value in op.operands))
+        if op.name == "stablehlo.dot_general":
+            products.append(mine)
+            mine = mine | {len(products) - 1}
+        needs.update((value, mine) for value in op.results)
+        return ir.WalkResult.ADVANCE
+
+    lowered.compiler_ir("stablehlo").operation.walk(visit)
+    pairs = sum(a not in products[b] for b in range(len(products)) for a in range(b))
+    return len(products), pairs
+
+
 def compiled_lines(compiled, *operations: str) -> list[str]:
     """Returns the instructions of a compiled program that name one of `operations`, without their annotations.
+
+    An asynchronous collective is two instructions, "-start" and "-done".
 
     Args:
       compiled: what `jax.jit(f).lower(...).compile()` returns.

@@ -2,11 +2,9 @@
 
 import dataclasses
 import datetime
-import platform
 from collections.abc import Callable, Sequence
 
 import jax
-import jaxlib
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec as P
 
@@ -14,6 +12,7 @@ from cmm.devices import is_simulated, random_operands
 from cmm.dispatch import METHODS
 from cmm.measure import ON_GPUS, ON_SIMULATED, blocked_time_us, recorded_call, spread, wall_time_us
 from cmm.product import local_matmul
+from cmm.provenance import machine, versions
 from cmm.recording import GpuEvent
 from cmm.reference import Accuracy, accuracy
 from cmm.results import MethodResult, Run
@@ -110,8 +109,8 @@ def run_ladder(
     report("done", 1.0)
     run = Run(
         problem=problem,
-        machine=_machine(mesh),
-        versions=_versions(),
+        machine=machine(mesh),
+        versions=versions(),
         simulated=simulated,
         distribution="normal(0, 1)",
         protocol=f"{protocol.rounds} rounds of single calls on the host's clock" if simulated else protocol.in_words(),
@@ -186,21 +185,3 @@ def _result(rung, candidate, gemm_only, simulated):
         wall_time_us=spread(candidate.wall_us),
         ratio_to_gemm_only=spread(np.divide(times_us, gemm_us)),
     )
-
-
-def _machine(mesh):
-    device = mesh.devices.flat[0]
-    return {
-        "device_kind": device.device_kind,
-        "backend": device.client.platform_version.replace("\n", " "),
-        "host": f"{platform.system()} {platform.machine()}",
-    }
-
-
-def _versions():
-    return {
-        "python": platform.python_version(),
-        "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__,
-        "numpy": np.__version__,
-    }

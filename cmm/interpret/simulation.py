@@ -145,6 +145,11 @@ class Simulation:
 _active: list[Simulation] = []
 
 
+def is_active() -> bool:
+    """Says whether this code runs inside a `simulate` block."""
+    return bool(_active)
+
+
 def _current() -> Simulation:
     if not _active:
         raise errors.LaunchError("this function was traced under cmm.interpret.simulate; call it inside such a block")
