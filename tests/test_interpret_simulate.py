@@ -372,3 +372,25 @@ def test_eight_devices_in_a_new_process(start, environment):
         text=True,
     )
     assert "right on 8" in done.stdout, done.stderr
+
+
+def test_a_value_from_outside_the_kernel_is_named():
+    def shard(x):
+        outside = jax.lax.axis_index("x")
+
+        def body(x_ref, out_ref):
+            out_ref[...] = x_ref[...] + outside.astype(x_ref.dtype)
+
+        return plgpu.kernel(body, out_type=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+    f = kernels.sharded(shard, kernels.mesh_of(2), P("x", None), P("x", None))
+    with pytest.raises(ValueError, match=r"uses int32\[\] that was computed outside of it"):
+        with ci.simulate() as sim:
+            sim.run(f, kernels.blocks(2))
+
+
+def test_is_active_inside_the_block_only():
+    assert not ci.is_active()
+    with ci.simulate():
+        assert ci.is_active()
+    assert not ci.is_active()

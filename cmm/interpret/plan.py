@@ -7,6 +7,7 @@ import math
 import jax
 import numpy as np
 
+from cmm.interpret import _jax_private as jax_private
 from cmm.interpret.evaluate import Program, check_supported, sub_jaxprs
 
 
@@ -45,6 +46,12 @@ class Plan:
         n_in, n_out = grid_mapping.num_inputs, grid_mapping.num_outputs
         if len(jaxpr.invars) != n_in + n_out:
             raise NotImplementedError("kernel arguments beyond inputs and outputs; use scratch_types= of plgpu.kernel")
+        captured = [v.aval.str_short() for v in jaxpr.invars if not jax_private.is_ref(v.aval)]
+        if captured:
+            raise ValueError(
+                f"The kernel uses {', '.join(captured)} that was computed outside of it, and so it would not run on a "
+                "GPU either. Compute it inside the kernel, or pass it as an operand."
+            )
         self.operand_names = [f"input {i}" for i in range(n_in)] + [f"output {i}" for i in range(n_out)]
         self.operand_types = [(v.aval.shape, v.aval.dtype) for v in jaxpr.invars]
         self.outputs = slice(n_in, n_in + n_out)
