@@ -31,7 +31,7 @@ from cmm.interpret.errors import BarrierError, DeadlockError, LaunchError, RaceE
 from cmm.interpret.lowering import lower_for_cuda
 from cmm.interpret.races import Race, Side
 from cmm.interpret.record import KINDS, Event, bytes_sent, from_rows, to_rows
-from cmm.interpret.simulation import Late, Simulation, is_active, simulate
+from cmm.interpret.simulation import Late, Simulation, is_active, simulate, simulated_core_count
 
 __all__ = [
     "KINDS",
@@ -54,5 +54,6 @@ __all__ = [
     "lower_for_cuda",
     "pretend_core_count",
     "simulate",
+    "simulated_core_count",
     "to_rows",
 ]

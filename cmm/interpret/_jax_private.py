@@ -66,25 +66,30 @@ def check() -> None:
 
 
 @functools.cache
-def _marker():
+def _marker(key):
     """The value of the interpret setting that means "simulated by cmm".
 
     Pallas asks for the class by name before it hands over the transforms of
     kernel arguments, hence the name. A class of its own keeps jitted functions
-    apart from those that JAX's interpreter traced.
+    apart from those that JAX's interpreter traced, and each `key` those that were
+    traced under other circumstances.
     """
     base = private("jax._src.pallas.mosaic_gpu.interpret.params", "InterpretGPUParams")
     return type("InterpretGPUParams", (base,), {})()
 
 
 @contextlib.contextmanager
-def hooked(interpret: Callable) -> Iterator[None]:
-    """Sends Mosaic GPU kernels traced in this block to `interpret`."""
+def hooked(interpret: Callable, key) -> Iterator[None]:
+    """Sends Mosaic GPU kernels traced in this block to `interpret`.
+
+    Functions that were traced before in a block with an equal `key` are not traced
+    again.
+    """
     check()
     setting = private("jax._src.config", "pallas_tpu_interpret_mode_context_manager")
     hook = importlib.import_module(_HOOK)
     theirs = hook.interpret_pallas_call
-    marker = _marker()
+    marker = _marker(key)
 
     def dispatch(*args, interpret_params, **kwargs):
         chosen = interpret if interpret_params is marker else theirs

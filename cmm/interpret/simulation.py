@@ -46,6 +46,7 @@ class Options:
     seed: int | None
     late: tuple[Late, ...]
     ctas_per_device: int | None
+    core_count: int
     deadlock_timeout_s: float
 
     def call_seed(self, call: int) -> int | None:
@@ -150,6 +151,11 @@ def is_active() -> bool:
     return bool(_active)
 
 
+def simulated_core_count() -> int:
+    """Returns how many SMs a simulated GPU has: the option `core_count` of the innermost `simulate` block."""
+    return _current()._options.core_count
+
+
 def _current() -> Simulation:
     if not _active:
         raise errors.LaunchError("this function was traced under cmm.interpret.simulate; call it inside such a block")
@@ -164,6 +170,7 @@ def simulate(
     seed: int | None = None,
     late: Late | Sequence[Late] = (),
     ctas_per_device: int | None = None,
+    core_count: int = 1,
     deadlock_timeout_s: float = 10.0,
 ) -> Iterator[Simulation]:
     """Runs Mosaic GPU kernels of this block on simulated devices.
@@ -181,6 +188,8 @@ def simulate(
       late: threads that start late.
       ctas_per_device: how many CTAs a device runs at a time; the others start as
         these end, as on a GPU with so many places. None: all at once.
+      core_count: how many SMs a device has, for kernels that ask
+        `simulated_core_count`.
       deadlock_timeout_s: wall seconds without progress after which spinning
         threads count as stuck. Threads that all wait are found at once.
 
@@ -200,10 +209,12 @@ def simulate(
         raise ValueError(f'on_race must be "raise" or "record", got {on_race!r}')
     if ctas_per_device is not None and ctas_per_device < 1:
         raise ValueError(f"{ctas_per_device=} must be at least 1")
+    if core_count < 1:
+        raise ValueError(f"{core_count=} must be at least 1")
     late = (late,) if isinstance(late, Late) else tuple(late)
-    sim = Simulation(Options(detect_races, on_race, seed, late, ctas_per_device, deadlock_timeout_s))
+    sim = Simulation(Options(detect_races, on_race, seed, late, ctas_per_device, core_count, deadlock_timeout_s))
     interpret = functools.partial(launch.interpret, _current)
-    with jax_private.hooked(interpret):
+    with jax_private.hooked(interpret, core_count):
         _active.append(sim)
         try:
             try:

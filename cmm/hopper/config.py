@@ -1,0 +1,139 @@
+"""How do the Hopper kernels cut a problem into tiles, and does that fit a shape and a GPU?"""
+
+import dataclasses
+import enum
+
+import jax.numpy as jnp
+
+# What one CTA may use on Hopper (compute capability 9.0): 228 KB per multiprocessor, 1 KB of it reserved.
+MAX_SMEM_BYTES = 227 * 1024
+
+_BARRIER_BYTES = 8
+_ALIGNMENT_BYTES = 1024  # Swizzled TMA destinations start at multiples of it.
+
+
+class MatmulDimension(enum.IntEnum):
+    """A dimension of the result."""
+
+    M = 0
+    N = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class TuningConfig:
+    """Tile sizes and schedule of a kernel. A CTA has two compute warpgroups, so its tile is two of theirs.
+
+    Attributes:
+      tile_m: rows of the result that one compute warpgroup holds in registers; a multiple of 64.
+      tile_n: columns of the same; a multiple of 8, at most 256.
+      tile_k: depth of one product, and width of the tiles of A that travel.
+      max_concurrent_steps: pipeline stages, at least 2: how many tiles of A and B are in shared memory at a time.
+      epi_tile_m: rows that the epilogue stores at a time; `None` for all of `tile_m`.
+      epi_tile_n: columns of the same; `None` for all of `tile_n`.
+      grid_minor_dim: the dimension along which neighbouring CTAs differ first (see `plgpu.planar_snake`).
+      grid_tile_width: how many tiles wide the snake is.
+      wg_dimension: whether the two warpgroups of a CTA lie above each other (M) or side by side (N).
+    """
+
+    tile_m: int = 64
+    tile_n: int = 256
+    tile_k: int = 64
+    max_concurrent_steps: int = 4
+    epi_tile_m: int | None = 64
+    epi_tile_n: int | None = 64
+    grid_minor_dim: MatmulDimension = MatmulDimension.M
+    grid_tile_width: int = 8
+    wg_dimension: MatmulDimension = MatmulDimension.M
+
+    def __post_init__(self):
+        for name in ("tile_m", "tile_n", "tile_k", "grid_tile_width"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if self.tile_m % 64:
+            raise ValueError(f"tile_m must be a multiple of 64, what one wgmma computes, got {self.tile_m}.")
+        if self.tile_n % 8 or self.tile_n > 256:
+            raise ValueError(f"tile_n must be a multiple of 8 and at most 256, got {self.tile_n}.")
+        if self.max_concurrent_steps < 2:
+            raise ValueError(
+                f"max_concurrent_steps must be at least 2, got {self.max_concurrent_steps}: with one stage nothing "
+                "can be loaded while another is multiplied."
+            )
+        for tile, part in (("tile_m", self.epi_m), ("tile_n", self.epi_n)):
+            if getattr(self, tile) % part:
+                raise ValueError(f"{tile}={getattr(self, tile)} must be divisible by epi_{tile}={part}.")
+
+    @property
+    def epi_m(self) -> int:
+        """Rows that the epilogue stores at a time."""
+        return self.epi_tile_m or self.tile_m
+
+    @property
+    def epi_n(self) -> int:
+        """Columns that the epilogue stores at a time."""
+        return self.epi_tile_n or self.tile_n
+
+    @property
+    def epi_slots(self) -> int:
+        """Buffers of each warpgroup for the epilogue: two, so that one fills while the other is stored."""
+        return min(2, (self.tile_m // self.epi_m) * (self.tile_n // self.epi_n))
+
+    @property
+    def cta_tile_m(self) -> int:
+        """Rows of the result that one CTA computes at a time."""
+        return self.tile_m * (2 if self.wg_dimension == MatmulDimension.M else 1)
+
+    @property
+    def cta_tile_n(self) -> int:
+        """Columns of the result that one CTA computes at a time."""
+        return self.tile_n * (2 if self.wg_dimension == MatmulDimension.N else 1)
+
+    def smem_bytes(self, dtype) -> int:
+        """Returns the shared memory that a kernel with this configuration needs for operands of `dtype`."""
+        itemsize = jnp.dtype(dtype).itemsize
+        stage = (self.cta_tile_m + self.cta_tile_n) * self.tile_k * itemsize
+        epilogue = 2 * self.epi_slots * self.epi_m * self.epi_n * itemsize
+        barriers = 2 * self.max_concurrent_steps * _BARRIER_BYTES
+        return self.max_concurrent_steps * stage + epilogue + barriers + _ALIGNMENT_BYTES
+
+    def check(self, m: int, n: int, k: int, dtype) -> None:
+        """Checks that the configuration fits a local matmul `[m, k] @ [k, n]`.
+
+        Raises:
+          ValueError: a tile does not divide its dimension, or the stages need too much shared memory.
+        """
+        for size, name, tile in ((m, "m", self.cta_tile_m), (n, "n", self.cta_tile_n), (k, "k", self.tile_k)):
+            if size % tile:
+                raise ValueError(
+                    f"{name}={size} must be divisible by {tile}, the CTA's tile of this configuration ({self}). "
+                    f"Pad {name} to {-(-size // tile) * tile}, choose smaller tiles, or use method='ring'."
+                )
+        need = self.smem_bytes(dtype)
+        if need > MAX_SMEM_BYTES:
+            raise ValueError(
+                f"This configuration needs {need} bytes of shared memory, a Hopper CTA has {MAX_SMEM_BYTES}: lower "
+                f"max_concurrent_steps={self.max_concurrent_steps}, tile_k={self.tile_k} or the other tiles ({self})."
+            )
+
+
+# From large tiles, which need the fewest loads per product, to small ones, which fit more shapes.
+_DEFAULTS = (
+    TuningConfig(),
+    TuningConfig(tile_n=128),
+    TuningConfig(tile_n=64),
+    TuningConfig(tile_n=64, wg_dimension=MatmulDimension.N),
+)
+
+
+def default_config(m: int, n: int, k: int, dtype) -> TuningConfig:
+    """Returns a configuration that fits a local matmul `[m, k] @ [k, n]` on any Hopper GPU.
+
+    Raises:
+      ValueError: none of the configurations that are tried fits; the message is that of the last, which asks for least.
+    """
+    for config in _DEFAULTS:
+        try:
+            config.check(m, n, k, dtype)
+            return config
+        except ValueError as error:
+            reason = error
+    raise reason

@@ -1,0 +1,64 @@
+"""Can a Hopper kernel run here, with these operands? If not, say before anything is launched what would work."""
+
+import jax
+
+from cmm import interpret
+from cmm.checks import check_operands
+
+# Names of GPUs with compute capability 9.0, as drivers spell them.
+_HOPPER_NAMES = ("H100", "H200", "H800", "H20", "GH200")
+_DTYPES = ("float16", "bfloat16")
+_ELSEWHERE = 'method="ring" and method="naive" of cmm.all_gather_matmul run everywhere'
+
+
+def check_kernel_operands(lhs, rhs, dtype) -> None:
+    """Checks what `cmm.checks.check_operands` checks, and that the tensor cores multiply operands of this dtype.
+
+    Raises:
+      ValueError: ranks, contraction sizes or dtypes do not fit together.
+      NotImplementedError: the operands, or the result, are neither float16 nor bfloat16.
+    """
+    check_operands(lhs, rhs)
+    for what, found in (("operands", lhs.dtype), ("a result", dtype)):
+        if jax.numpy.dtype(found).name not in _DTYPES:
+            raise NotImplementedError(
+                f"The kernel takes {what} in {' or '.join(_DTYPES)}, got {jax.numpy.dtype(found).name}. {_ELSEWHERE}."
+            )
+
+
+def check_machine() -> int:
+    """Checks that the kernel is being traced for Hopper GPUs, or for simulated ones.
+
+    Returns:
+      The number of multiprocessors of one GPU, which is the number of CTAs of a persistent kernel.
+
+    Raises:
+      NotImplementedError: there are other devices.
+    """
+    if interpret.is_active():
+        return interpret.simulated_core_count()
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    if device is None:  # Outside shard_map, where the kernel goes to the default device.
+        device = jax.devices()[0]
+    name = device.device_kind
+    if device.platform not in ("gpu", "cuda") or not any(part in name for part in _HOPPER_NAMES):
+        raise NotImplementedError(
+            f"The kernel needs Hopper GPUs (such as H100 or H200), found {name} ({device.platform}). {_ELSEWHERE}; "
+            "inside cmm.interpret.simulate this kernel does, too."
+        )
+    return device.num_cores if hasattr(device, "num_cores") else device.core_count
+
+
+def check_all_axes_manual(axis_name) -> None:
+    """Checks that `jax.shard_map` handles every axis of the mesh manually: a kernel cannot be partitioned further.
+
+    Raises:
+      ValueError: it leaves some axes to the compiler.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    rest = [name for name in mesh.axis_names if name not in mesh.manual_axes]
+    if rest:
+        raise ValueError(
+            f"The kernel runs along {axis_name!r}, but jax.shard_map leaves the axes {', '.join(map(repr, rest))} to "
+            "the compiler, which cannot partition a kernel. Let axis_names of jax.shard_map hold every axis."
+        )

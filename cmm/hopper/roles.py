@@ -1,0 +1,135 @@
+"""What do the warpgroups of a CTA do? One loads tiles, two multiply them; the local and the ring kernel share this.
+
+All three walk through the same tiles in the same order. A tile of the result takes `k_steps` products, and each product
+takes one *use* of a pipeline stage: the loader fills it, both multipliers read it. Uses count up over tiles and steps
+of the ring without a gap, so the pipeline never drains. Stage `use % stages` serves use number `use`. Two barriers
+guard it:
+
+- `full`: completes when both tiles have arrived in shared memory. The multipliers wait for it.
+- `empty`: completes when both multipliers have let go of the stage. The loader waits for it before it fills the stage
+  again, from the second round on.
+"""
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from cmm.hopper.config import MatmulDimension
+from cmm.hopper.plan import Plan
+
+LOADER = 2  # The warpgroups 0 and 1 multiply.
+NUM_WARPGROUPS = 3
+
+
+def memory(plan: Plan, dtype, out_dtype) -> dict:
+    """Returns the shared memory and barriers of one CTA, as arguments for `pl.run_scoped`."""
+    config = plan.config
+    stages = config.max_concurrent_steps
+    return {
+        "a_smem": _swizzled((stages, config.cta_tile_m, config.tile_k), dtype),
+        "b_smem": _swizzled((stages, config.tile_k, config.cta_tile_n), dtype),
+        "out_smem": _swizzled((2, config.epi_slots, config.epi_m, config.epi_n), out_dtype),
+        "full": plgpu.Barrier(num_arrivals=2, num_barriers=stages),
+        "empty": plgpu.Barrier(num_arrivals=2, num_barriers=stages),
+    }
+
+
+def _swizzled(shape, dtype):
+    swizzle = plgpu.find_swizzle(shape[-1] * jnp.dtype(dtype).itemsize * 8)
+    tiling = plgpu.TilingTransform((8, swizzle // jnp.dtype(dtype).itemsize))
+    return plgpu.SMEM(shape, dtype, transforms=(tiling, plgpu.SwizzleTransform(swizzle)))
+
+
+def load_tiles(plan: Plan, first_use, a_gmem, b_gmem, *, a_smem, b_smem, full, empty, **_):
+    """The loader's part of one step: fills a stage for every use of this CTA, as soon as the stage is empty.
+
+    Args:
+      plan: the tiles.
+      first_use: number of the first use of this step.
+      a_gmem: `[m, k]`, the shard of this step.
+      b_gmem: `[k, n]`.
+    """
+    stages, k_steps = plan.config.max_concurrent_steps, plan.k_steps
+
+    @pl.loop(0, plan.my_tiles())
+    def _tile(index):
+        m_tile, n_tile = plan.tile_at(index)
+
+        @pl.loop(0, k_steps)
+        def _product(k_step):
+            use = first_use + index * k_steps + k_step
+            stage = lax.rem(use, stages)
+
+            @pl.when(use >= stages)
+            def _():
+                plgpu.barrier_wait(empty.at[stage])
+
+            a_part, b_part = plan.a_slice(m_tile, k_step), plan.b_slice(k_step, n_tile)
+            plgpu.copy_gmem_to_smem(a_gmem.at[*a_part], a_smem.at[stage], full.at[stage])
+            plgpu.copy_gmem_to_smem(b_gmem.at[*b_part], b_smem.at[stage], full.at[stage])
+
+
+def multiply_tiles(plan: Plan, first_use, out_gmem, send=None, *, a_smem, b_smem, out_smem, full, empty):
+    """A multiplier's part of one step: multiplies every use of this CTA, and stores each finished tile.
+
+    A stage is let go one use late: only then is its product known to be finished while the next one already runs.
+
+    Args:
+      plan: the tiles.
+      first_use: number of the first use of this step.
+      out_gmem: `[m, n]`, the rows of the result that belong to the shard of this step.
+      send: `None`, or what is done with tiles of A beside multiplying them (see `cmm.hopper.ring_kernel.Send`):
+        `send.use` is called at each use, and by its return every earlier stage must be free of readers; `send.finish`
+        after the last use of a tile, by whose return this stage must be, too; `send.announce` once the tile is stored.
+    """
+    config, k_steps = plan.config, plan.k_steps
+    stages = config.max_concurrent_steps
+    wg = lax.axis_index("wg")
+    if config.wg_dimension == MatmulDimension.M:
+        rows, columns = pl.ds(wg * config.tile_m, config.tile_m), slice(None)
+    else:
+        rows, columns = slice(None), pl.ds(wg * config.tile_n, config.tile_n)
+
+    @pl.loop(0, plan.my_tiles())
+    def _tile(index):
+        m_tile, n_tile = plan.tile_at(index)
+        first = first_use + index * k_steps
+
+        def products(acc_ref):
+            @pl.loop(0, k_steps)
+            def _product(k_step):
+                stage = lax.rem(first + k_step, stages)
+                plgpu.barrier_wait(full.at[stage])
+                plgpu.wgmma(acc_ref, a_smem.at[stage, rows], b_smem.at[stage, :, columns])
+                if send is not None:
+                    send.use(a_smem.at[stage], m_tile, n_tile, k_step)
+                plgpu.wgmma_wait(1)  # All products but this one are finished ...
+
+                @pl.when(k_step > 0)
+                def _():
+                    plgpu.barrier_arrive(empty.at[lax.rem(first + k_step - 1, stages)])  # ... so nobody reads this.
+
+            return acc_ref[...]  # Waits for the last product.
+
+        acc = pl.run_scoped(products, plgpu.ACC((config.tile_m, config.tile_n), jnp.float32))
+        if send is not None:
+            send.finish(n_tile)
+        plgpu.barrier_arrive(empty.at[lax.rem(first + k_steps - 1, stages)])
+        _store_tile(plan, acc, out_gmem.at[*plan.out_slice(m_tile, n_tile)].at[rows, columns], out_smem.at[wg])
+        if send is not None:
+            send.announce(n_tile)
+
+
+def _store_tile(plan, acc, out_gmem, out_smem):
+    """Rounds one warpgroup's tile and stores it part by part, alternating between two buffers in shared memory."""
+    config = plan.config
+    acc = acc.astype(out_gmem.dtype)
+    parts = [(i, j) for i in range(0, config.tile_m, config.epi_m) for j in range(0, config.tile_n, config.epi_n)]
+    for number, (i, j) in enumerate(parts):
+        slot = number % config.epi_slots
+        # All stores but the latest have read their buffers, so this one is free again.
+        plgpu.wait_smem_to_gmem(config.epi_slots - 1, wait_read_only=True)
+        out_smem[slot] = acc[i : i + config.epi_m, j : j + config.epi_n]
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(out_smem.at[slot], out_gmem.at[pl.ds(i, config.epi_m), pl.ds(j, config.epi_n)])

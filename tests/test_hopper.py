@@ -1,0 +1,135 @@
+"""The Hopper kernels on simulated devices: right, quiet under the race detector, and refused where they cannot run."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import cmm
+import cmm.interpret as ci
+from cmm.hopper import MatmulDimension, TuningConfig, all_gather_lhs_matmul, matmul
+
+SMALL = TuningConfig(tile_m=64, tile_n=64, tile_k=64, max_concurrent_steps=2)
+CONFIGS = {
+    "warpgroups above each other": SMALL,
+    "side by side": dataclasses.replace(SMALL, wg_dimension=MatmulDimension.N),
+    "three stages": dataclasses.replace(SMALL, max_concurrent_steps=3),
+    "four stages, minor N": dataclasses.replace(SMALL, max_concurrent_steps=4, grid_minor_dim=MatmulDimension.N),
+    "one epilogue part": dataclasses.replace(SMALL, epi_tile_m=None, epi_tile_n=None),
+    "half tiles of k": dataclasses.replace(SMALL, tile_k=32, grid_tile_width=1),
+}
+
+
+def _run(case, core_count=1, config=SMALL, seed=None, **options):
+    function = functools.partial(all_gather_lhs_matmul, config=config)
+    with ci.simulate(core_count=core_count, seed=seed, **options) as sim:
+        out = sim.run(case.program(function), case.lhs, case.rhs)
+    return out, sim
+
+
+@pytest.mark.parametrize("core_count", [1, 3])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("axis_size", [1, 2, 3, 4, 8])
+def test_ring(make_case, axis_size, dtype, core_count):
+    case = make_case(128, 128, 64, dtype, (axis_size,), seed=axis_size)
+    out, sim = _run(case, core_count, seed=1)
+    case.assert_right(out)
+    one_shard = 128 * 128 * 2
+    assert [sim.bytes_sent(device=d) for d in range(axis_size)] == [(axis_size - 1) * one_shard] * axis_size
+
+
+@pytest.mark.parametrize("core_count", [1, 2, 3])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_several_tiles_per_cta(make_case, config, core_count):
+    # 2 x 2 tiles or more on at most 3 CTAs: each CTA has several tiles, and not all have as many.
+    case = make_case(256, 128, 128, "float16", (3,))
+    out, _ = _run(case, core_count, config, seed=2)
+    case.assert_right(out)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("late", [ci.Late(3e-6, device=0, cta=0), ci.Late(1e-4, device=1), ci.Late(2e-5, thread=0)])
+def test_late_threads(make_case, late, seed):
+    case = make_case(256, 128, 128, "float16", (3,), seed=seed)
+    out, _ = _run(case, 2, seed=seed, late=late)
+    case.assert_right(out)
+
+
+@pytest.mark.parametrize("axis", ["x", "y"])
+def test_two_rings_along_one_axis_of_a_mesh(make_case, axis):
+    case = make_case(128, 128, 64, "float16", (2, 2), axis)
+    out, _ = _run(case, 2, seed=0)
+    case.assert_right(out)
+
+
+def test_repeated_calls_give_the_same_bits(make_case):
+    case = make_case(256, 128, 128, "bfloat16", (3,))
+    first = np.asarray(_run(case, 2, seed=0)[0].astype(jnp.float32))
+    for seed in range(1, 4):
+        np.testing.assert_array_equal(np.asarray(_run(case, 2, seed=seed)[0].astype(jnp.float32)), first)
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_local_matmul(make_case, config):
+    case = make_case(256, 192, 256, "float16", (1,))
+    program = case.program(lambda lhs, rhs, axis: matmul(lhs, rhs, config=config))
+    with ci.simulate(core_count=3, seed=0) as sim:
+        out = sim.run(program, case.lhs, case.rhs)
+    case.assert_right(out)
+
+
+def test_result_dtype(make_case):
+    case = make_case(128, 128, 64, "float16", (2,))
+    function = functools.partial(all_gather_lhs_matmul, config=SMALL, dtype="bfloat16")
+    with ci.simulate() as sim:
+        out = sim.run(case.program(function), case.lhs, case.rhs)
+    assert out.dtype == jnp.bfloat16
+    case.assert_right(out)
+
+
+def test_gradients_are_those_of_the_plain_method(make_case):
+    case = make_case(128, 128, 64, "float16", (2,))
+    weights = case.put(np.random.default_rng(1).normal(size=(256, 128)), "float32", case.columns)
+
+    def gradients(function):
+        run = case.program(function)
+        return jax.jit(jax.grad(lambda *operands: jnp.sum(run(*operands).astype(jnp.float32) ** 2 * weights), (0, 1)))
+
+    with ci.simulate() as sim:
+        ours = sim.run(gradients(functools.partial(all_gather_lhs_matmul, config=SMALL)), case.lhs, case.rhs)
+    for mine, plain in zip(ours, gradients(cmm.all_gather_matmul_naive)(case.lhs, case.rhs), strict=True):
+        difference = np.asarray(mine, np.float32) - np.asarray(plain, np.float32)
+        assert np.linalg.norm(difference) < 2e-3 * np.linalg.norm(np.asarray(plain, np.float32))
+
+
+LOWERED = {"default": TuningConfig(), "side by side": TuningConfig(128, 128, wg_dimension=MatmulDimension.N)}
+
+
+@pytest.mark.parametrize("axis_size", [1, 2, 4, 8])
+@pytest.mark.parametrize("config", LOWERED.values(), ids=LOWERED)
+def test_ring_lowers_for_cuda(config, axis_size):
+    text = ci.lower_for_cuda(
+        lambda lhs, rhs: all_gather_lhs_matmul(lhs, rhs, "x", config=config),
+        jax.ShapeDtypeStruct((1024 * axis_size, 4096), jnp.float16),
+        jax.ShapeDtypeStruct((4096, 4096 * axis_size), jnp.float16),
+        mesh_axes={"x": axis_size},
+        in_specs=(P("x", None), P(None, "x")),
+        out_specs=P(None, "x"),
+    )
+    assert text.count("mosaic_gpu_v2") == 1
+
+
+def test_ring_along_one_axis_of_a_mesh_lowers_for_cuda():
+    text = ci.lower_for_cuda(
+        lambda lhs, rhs: all_gather_lhs_matmul(lhs, rhs, "y"),
+        jax.ShapeDtypeStruct((2048, 4096), jnp.bfloat16),
+        jax.ShapeDtypeStruct((4096, 8192), jnp.bfloat16),
+        mesh_axes={"x": 2, "y": 2},
+        in_specs=(P("y", None), P(None, "y")),
+        out_specs=P(None, "y"),
+    )
+    assert text.count("mosaic_gpu_v2") == 1

@@ -1,0 +1,110 @@
+"""What the Hopper kernels refuse, before anything is launched, and in which words."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import cmm.interpret as ci
+from cmm.hopper import TuningConfig, all_gather_lhs_matmul, default_config
+from cmm.hopper.config import MAX_SMEM_BYTES
+
+SMALL = TuningConfig(tile_m=64, tile_n=64, tile_k=64, max_concurrent_steps=2)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"max_concurrent_steps": 1}, "max_concurrent_steps must be at least 2, got 1"),
+        ({"tile_m": 96}, "tile_m must be a multiple of 64.* got 96"),
+        ({"tile_n": 512}, "tile_n must be a multiple of 8 and at most 256, got 512"),
+        ({"tile_k": 0}, "tile_k must be at least 1, got 0"),
+        ({"tile_n": 200, "epi_tile_n": 64}, "tile_n=200 must be divisible by epi_tile_n=64"),
+    ],
+)
+def test_configurations_without_meaning(changes, message):
+    with pytest.raises(ValueError, match=message):
+        TuningConfig(**changes)
+
+
+@pytest.mark.parametrize(
+    "shape, message",
+    [
+        ((100, 128, 128), "m=100 must be divisible by 128.*Pad m to 128"),
+        ((128, 100, 128), "n=100 must be divisible by 64.*Pad n to 128"),
+        ((128, 128, 100), "k=100 must be divisible by 64.*Pad k to 128"),
+    ],
+)
+def test_shapes_that_tiles_do_not_divide(shape, message):
+    with pytest.raises(ValueError, match=message):
+        SMALL.check(*shape, "float16")
+
+
+def test_shared_memory():
+    # Four stages of (128 + 256) x 64 float16 and four epilogue buffers of 64 x 64, barriers and alignment beside them.
+    assert TuningConfig().smem_bytes("float16") == 4 * 384 * 64 * 2 + 4 * 64 * 64 * 2 + 8 * 8 + 1024
+    TuningConfig().check(1024, 4096, 4096, "float16")
+    with pytest.raises(ValueError, match=f"needs 279632 bytes of shared memory, a Hopper CTA has {MAX_SMEM_BYTES}.*=5"):
+        TuningConfig(max_concurrent_steps=5).check(1024, 4096, 4096, "float16")
+
+
+def test_default_configuration_gets_smaller_with_the_shape():
+    assert default_config(1024, 4096, 4096, "float16") == TuningConfig()
+    assert default_config(1024, 192, 4096, "float16").cta_tile_n == 64
+    assert default_config(64, 128, 64, "float16").cta_tile_m == 64
+    with pytest.raises(ValueError, match="m=100"):
+        default_config(100, 128, 64, "float16")
+
+
+def _trace(make_case, lhs, rhs, mesh_shape=(2,), **options):
+    mesh = make_case(1, 1, 1, "float32", mesh_shape).mesh
+    run = jax.shard_map(
+        lambda: all_gather_lhs_matmul(lhs, rhs, "x", config=SMALL), mesh=mesh, in_specs=(), out_specs=P(), **options
+    )
+    jax.eval_shape(run)
+
+
+GOOD = (jnp.ones((128, 128), jnp.float16), jnp.ones((128, 64), jnp.float16))
+
+
+def test_no_hopper_gpu(make_case):
+    with pytest.raises(NotImplementedError, match=r'needs Hopper GPUs .*found cpu.*method="ring"'):
+        _trace(make_case, *GOOD, check_vma=False)
+
+
+def test_other_gpus():
+    lower = functools.partial(
+        ci.lower_for_cuda,
+        lambda lhs, rhs: all_gather_lhs_matmul(lhs, rhs, "x", config=SMALL),
+        jax.ShapeDtypeStruct((256, 128), jnp.float16),
+        jax.ShapeDtypeStruct((128, 128), jnp.float16),
+        mesh_axes={"x": 2},
+        in_specs=(P("x", None), P(None, "x")),
+        out_specs=P(None, "x"),
+    )
+    with pytest.raises(NotImplementedError, match="found NVIDIA A100-SXM4-80GB"):
+        lower(device_kind="NVIDIA A100-SXM4-80GB")
+    lower(device_kind="NVIDIA H200")
+
+
+@pytest.mark.parametrize(
+    "lhs, rhs, error, message",
+    [
+        (jnp.ones((128, 128)), jnp.ones((128, 64)), NotImplementedError, "float16 or bfloat16, got float32"),
+        (jnp.ones((128, 128), jnp.float16), jnp.ones((128, 64), jnp.bfloat16), ValueError, "float16 and bfloat16"),
+        (jnp.ones((128, 64), jnp.float16), jnp.ones((128, 64), jnp.float16), ValueError, "k=64 .* k=128"),
+        (jnp.ones((64, 128), jnp.float16), jnp.ones((128, 64), jnp.float16), ValueError, "m=64 must be divisible by"),
+    ],
+)
+def test_bad_operands(make_case, lhs, rhs, error, message):
+    with ci.simulate():
+        with pytest.raises(error, match=message):
+            _trace(make_case, lhs, rhs, check_vma=False)
+
+
+def test_an_axis_that_is_left_to_the_compiler(make_case):
+    with ci.simulate():
+        with pytest.raises(ValueError, match="leaves the axes 'y' to the compiler"):
+            _trace(make_case, *GOOD, (2, 2), axis_names={"x"}, check_vma=False)
