@@ -53,7 +53,7 @@ def recorded_call(program: Callable, operands: Sequence, calls: int) -> tuple[fl
 
     Returns:
       The call time in microseconds: per GPU the median over calls of the time in which any kernel or copy of the call
-      runs, then the slowest GPU's. And the events of the middle call, by device.
+      runs, then the slowest GPU's. And, by device, the events of the call that comes closest to it.
     """
     events = record(lambda: [program(*operands[i % len(operands)]) for i in range(calls)])
     by_device: dict[int, list[GpuEvent]] = {}
@@ -62,8 +62,10 @@ def recorded_call(program: Callable, operands: Sequence, calls: int) -> tuple[fl
     if not by_device:
         raise RuntimeError("The profiler recorded no GPU events. CUPTI allows one profiler at a time: is one attached?")
     split = {device: split_calls(of_device, calls) for device, of_device in by_device.items()}
-    time_us = max(float(np.median([busy_us(call) for call in device_calls])) for device_calls in split.values())
-    return time_us, {device: device_calls[calls // 2] for device, device_calls in split.items()}
+    busy = np.array([[busy_us(call) for call in device_calls] for device_calls in split.values()])  # [devices, calls]
+    time_us = float(np.median(busy, axis=1).max())
+    typical = int(np.argmin(abs(busy.max(axis=0) - time_us)))
+    return time_us, {device: device_calls[typical] for device, device_calls in split.items()}
 
 
 def wall_time_us(program: Callable, operands: Sequence, short_chain: int, long_chain: int) -> float:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cmm import recording
+from cmm import measure, recording
 from cmm.recording import GpuEvent
 
 
@@ -29,6 +29,20 @@ def test_calls_are_split_by_order_of_each_name():
 def test_what_does_not_divide_belongs_to_no_call():
     calls = recording.split_calls([_event("gemm", 0, 1), _event("gemm", 2, 3), _event("once", 4, 5)], 2)
     assert [[e.name for e in call] for call in calls] == [["gemm"], ["gemm"]]
+
+
+def test_call_time_is_the_slowest_gpus_median_and_the_events_are_of_a_typical_call(monkeypatch):
+    # GPU 0 works 10 us per call, GPU 1 works 20, 30 and 90: the median of the slower one is 30, in its second call.
+    lengths = {0: (10, 10, 10), 1: (20, 30, 90)}
+    events = [
+        _event("gemm", 100 * call, 100 * call + length, device)
+        for device, of_device in lengths.items()
+        for call, length in enumerate(of_device)
+    ]
+    monkeypatch.setattr(measure, "record", lambda run: events)
+    time_us, typical = measure.recorded_call(None, [()], calls=3)
+    assert time_us == 30
+    assert {device: [e.start_us for e in found] for device, found in typical.items()} == {0: [100], 1: [100]}
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,8 @@ def _message(data: dict) -> str:
         best = max(group, key=lambda bar: (bar["method"] != "gemm_only", _felt(bar)))
         device = best["panel"].partition(",")[0].removeprefix("NVIDIA ")
         message = f"{best['title']}: {100 * _felt(best):.0f} % of peak on {most} x {device}"
-        return message + (f", GEMM only {100 * roof:.0f} %" if roof and best["method"] != "gemm_only" else "")
+        message += f", GEMM only {100 * roof:.0f} %" if roof and best["method"] != "gemm_only" else ""
+        return message + (", by the host's clock" if best["wall_utilization"] else "")
     kernels = [100 * bar["utilization"] for bar in data["bars"] if bar["method"] == "published_kernel"]
     if kernels:
         return f"Published: {min(kernels):.0f} to {max(kernels):.0f} % of peak on H100; nothing measured here yet"
