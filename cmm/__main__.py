@@ -10,6 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from cmm import devices, recording, report, results
+from cmm.cli import positive
 from cmm.job import AXIS, CHOICES, run_ladder
 from cmm.plots.run import draw_run
 from cmm.roofline import ITEMSIZE_BYTES, MACHINES_BY_DEVICE_KIND, Problem, bounds
@@ -68,11 +69,11 @@ def _parse(arguments):
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--devices", type=_positive, metavar="D", help="how many (default: all GPUs, or 8 simulated)")
+    parser.add_argument("--devices", type=positive, metavar="D", help="how many (default: all GPUs, or 8 simulated)")
     parser.add_argument("--simulate", action="store_true", help="use simulated CPU devices even where there are GPUs")
-    parser.add_argument("--m-shard", type=_positive, help="rows of A per device (default: 1024, simulated 64)")
-    parser.add_argument("--k", type=_positive, help="contraction size (default: 4096, simulated 256)")
-    parser.add_argument("--n-shard", type=_positive, help="columns of B per device (default: 4096, simulated 128)")
+    parser.add_argument("--m-shard", type=positive, help="rows of A per device (default: 1024, simulated 64)")
+    parser.add_argument("--k", type=positive, help="contraction size (default: 4096, simulated 256)")
+    parser.add_argument("--n-shard", type=positive, help="columns of B per device (default: 4096, simulated 128)")
     parser.add_argument("--dtype", choices=tuple(ITEMSIZE_BYTES), default="float16", help="default: float16")
     parser.add_argument(
         "--methods",
@@ -83,13 +84,6 @@ def _parse(arguments):
     )
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("out"), help="output folder (default: out)")
     return parser.parse_args(arguments)
-
-
-def _positive(text):
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
 
 
 def _method_names(text):

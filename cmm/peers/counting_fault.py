@@ -22,6 +22,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from cmm import devices
+from cmm.cli import positive
 from cmm.job import AXIS
 from cmm.peers.counting_experiment import Setting, run_delay
 from cmm.peers.jax_example import PUBLISHED_CONFIG, Config, load_example
@@ -76,7 +77,7 @@ def _parse(arguments):
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--devices", type=_positive, metavar="D", help="how many (default: all GPUs, or 3 simulated)")
+    parser.add_argument("--devices", type=positive, metavar="D", help="how many (default: all GPUs, or 3 simulated)")
     parser.add_argument("--simulate", action="store_true", help="use simulated CPU devices even where there are GPUs")
     parser.add_argument(
         "--delays",
@@ -84,16 +85,9 @@ def _parse(arguments):
         metavar="US[,US]",
         help="how long the CTA sleeps, in µs (default: 0,50,200,1000; simulated 0,1,10,100 of virtual time)",
     )
-    parser.add_argument("--repeats", type=_positive, default=12, help="calls per delay (default: 12)")
+    parser.add_argument("--repeats", type=positive, default=12, help="calls per delay (default: 12)")
     parser.add_argument("--out", type=pathlib.Path, metavar="FILE", help="default: out/counting_fault_KIND_dD.json")
     return parser.parse_args(arguments)
-
-
-def _positive(text):
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
 
 
 def _delays(text):

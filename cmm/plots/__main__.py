@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from cmm import roofline
+from cmm.cli import positive
 from cmm.plots.animation import ring_animation
 from cmm.plots.bounds import bounds_data, draw_roofline_bounds
 from cmm.plots.layout import draw_layout, layout_data
@@ -94,21 +95,14 @@ def redraw(out, axis_size: int, runs_folder, frames_per_step=FRAMES_PER_STEP, pr
     return paths
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
-
-
 def main(argv=None):
     """Reads the command line, redraws with a progress bar, and lists what was written."""
     parser = argparse.ArgumentParser(prog="python -m cmm.plots", description="Redraw all figures, each with its data.")
     parser.add_argument("--out", default="figures", help="folder to write to (default: %(default)s)")
-    parser.add_argument("--axis-size", type=_positive, default=4, help="devices on the ring (default: %(default)s)")
+    parser.add_argument("--axis-size", type=positive, default=4, help="devices on the ring (default: %(default)s)")
     parser.add_argument("--runs", default="figures/data", help="folder of recorded runs (default: %(default)s)")
     frames_help = "frames of one step of the animation (default: %(default)s)"
-    parser.add_argument("--frames-per-step", type=_positive, default=FRAMES_PER_STEP, help=frames_help)
+    parser.add_argument("--frames-per-step", type=positive, default=FRAMES_PER_STEP, help=frames_help)
     args = parser.parse_args(argv)
     count = 1 + len(all_figures(args.axis_size, args.runs))
     columns = (TextColumn("{task.description:<26}"), BarColumn(), MofNCompleteColumn())
