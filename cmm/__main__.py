@@ -37,9 +37,10 @@ def main(arguments=None) -> int:
     # Where there is no terminal to measure, as in CI, the table still gets the room that it needs.
     console = Console(width=None if sys.stdout.isatty() else 120)
     try:
+        options.out.mkdir(parents=True, exist_ok=True)  # Before minutes of measuring, not after them.
         found = devices.find_devices(options.devices, simulate=options.simulate)
-    except ValueError as error:
-        console.print(f"[red]{error}")
+    except (OSError, ValueError, RuntimeError) as error:
+        console.print(f"[red]{error}", highlight=False)
         return 2
     simulated = devices.is_simulated(found)
     problem = _problem(options, len(found), simulated)
@@ -56,7 +57,7 @@ def main(arguments=None) -> int:
         )
     _print_ladder(console, run)
     _write(console, options.out, run, events)
-    wrong = [result.title for result in run.methods if report.is_wrong(result)]
+    wrong = [result.title for result in run.methods if report.is_wrong(run, result)]
     if wrong:
         console.print(f"[red]Wrong results: {', '.join(wrong)}.")
     return 1 if wrong else 0

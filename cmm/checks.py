@@ -1,10 +1,25 @@
 """Are these operands and this axis something that a collective matmul can run on? If not, say what would work."""
 
+import collections.abc
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 SUPPORTED_DTYPES = ("float16", "bfloat16", "float32")
+
+
+def check_call(lhs, rhs, axis_name, dtype) -> tuple[jnp.dtype, int]:
+    """Checks operands, axis and dtype of the result; returns that dtype, by default that of `lhs`, and the axis size.
+
+    Raises:
+      ValueError: see `check_operands`, `check_axis` and `check_dtype`.
+    """
+    check_operands(lhs, rhs)
+    axis_size = check_axis(axis_name)
+    dtype = lhs.dtype if dtype is None else dtype
+    check_dtype(dtype, "the result")
+    return jnp.dtype(dtype), axis_size
 
 
 def check_operands(lhs, rhs) -> None:
@@ -15,7 +30,8 @@ def check_operands(lhs, rhs) -> None:
       rhs: `[k, n_shard]`, the local block of weights.
 
     Raises:
-      ValueError: rank other than 2, unequal contraction sizes, unequal dtypes, or a dtype that is not supported.
+      ValueError: rank other than 2, a size of 0, unequal contraction sizes, unequal dtypes, or a dtype that is not
+        supported.
     """
     for name, operand, shape in (("lhs", lhs, "[m_shard, k]"), ("rhs", rhs, "[k, n_shard]")):
         if not hasattr(operand, "ndim") or not hasattr(operand, "dtype"):
@@ -25,6 +41,8 @@ def check_operands(lhs, rhs) -> None:
                 f"{name} must have rank 2, {shape}, got shape {tuple(operand.shape)}. "
                 "For a batch, use jax.vmap inside jax.shard_map or reshape the batch into the rows of lhs."
             )
+        if 0 in operand.shape:
+            raise ValueError(f"{name} must not be empty, got shape {tuple(operand.shape)}.")
     if lhs.shape[1] != rhs.shape[0]:
         raise ValueError(
             "lhs [m_shard, k] and rhs [k, n_shard] must have the same contraction size, "
@@ -39,7 +57,10 @@ def check_operands(lhs, rhs) -> None:
 
 def check_dtype(dtype, what: str) -> None:
     """Raises a `ValueError` that says `what` has the wrong dtype unless `dtype` is supported."""
-    name = jnp.dtype(dtype).name
+    try:
+        name = jnp.dtype(dtype).name
+    except TypeError:
+        name = repr(dtype)
     if name not in SUPPORTED_DTYPES:
         raise ValueError(f"{what} must have one of the dtypes {', '.join(SUPPORTED_DTYPES)}, got {name}.")
 
@@ -57,7 +78,7 @@ def check_axis(axis_name) -> int:
       ValueError: several axes were given, the call stands outside `jax.shard_map`, the mesh has no such axis, or
         `jax.shard_map` leaves this axis to the compiler.
     """
-    if isinstance(axis_name, (tuple, list, set, frozenset)):
+    if isinstance(axis_name, (tuple, list, set, frozenset)) or not isinstance(axis_name, collections.abc.Hashable):
         raise ValueError(
             f"axis_name must be the name of one mesh axis, got {axis_name!r}. "
             "A ring over several axes needs a mesh in which they are one axis."

@@ -60,7 +60,8 @@ def simulated_devices(count: int) -> list[jax.Device]:
     if len(devices) < count:
         raise RuntimeError(
             f"JAX started its backend with {len(devices)} simulated device(s), {count} are needed. Call "
-            "cmm.devices.find_devices before anything else uses JAX, or set JAX_NUM_CPU_DEVICES before Python starts."
+            "cmm.devices.find_devices before anything else uses JAX. JAX_NUM_CPU_DEVICES and XLA_FLAGS, if they are "
+            f"set, must not ask for fewer than {count}."
         )
     return devices[:count]
 

@@ -149,7 +149,9 @@ def _candidate(rung, names, mesh, operands, simulated):
     except (ValueError, NotImplementedError) as error:
         raise _Skipped(str(error)) from error
     checks = [accuracy(program(*mine), *pair, mesh, AXIS) for mine, pair in zip(own, operands, strict=True)]
-    worst = Accuracy(max(c.error_over_bound for c in checks), max(c.relative_error for c in checks))
+    worst = Accuracy(
+        max(check.error_over_bound for check in checks), max(check.relative_error for check in checks), checks[0].limit
+    )
     return _Candidate(program, own, worst)
 
 

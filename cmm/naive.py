@@ -2,7 +2,7 @@
 
 from jax import lax
 
-from cmm.checks import check_axis, check_dtype, check_operands
+from cmm.checks import check_call
 from cmm.product import local_matmul
 
 
@@ -27,9 +27,6 @@ def all_gather_matmul_naive(lhs, rhs, axis_name, *, dtype=None, precision=None):
 
     Source: "Collective matrix multiplication" in the JAX documentation (Pallas:Mosaic GPU), its reference case.
     """
-    check_operands(lhs, rhs)
-    check_axis(axis_name)
-    dtype = lhs.dtype if dtype is None else dtype
-    check_dtype(dtype, "the result")
+    dtype, _ = check_call(lhs, rhs, axis_name, dtype)
     gathered = lax.all_gather(lhs, axis_name, axis=0, tiled=True)  # [axis_size * m_shard, k]
     return local_matmul(gathered, rhs, dtype, precision)

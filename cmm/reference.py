@@ -14,8 +14,8 @@ def error_bound(reference, magnitude, k, dtype):
     """Returns the largest error that an element of a right result may have.
 
     The bound is `eps_out * |ref| + 4 * k * eps_f32 * (|A| @ |B|)`: one rounding to the dtype of the result, and an
-    accumulation in float32 in any order. A product that was accumulated in half precision, lost a shard or put one in
-    the wrong place exceeds it.
+    accumulation in float32 in the worst order. A shard that is lost or in the wrong place exceeds it. For large `k` it
+    is too generous to tell precisions apart: `relative_limit` does that.
 
     Args:
       reference: `A @ B` in float32 or float64.
@@ -27,6 +27,20 @@ def error_bound(reference, magnitude, k, dtype):
     return eps_out * abs(reference) + 4 * k * eps_f32 * magnitude
 
 
+def relative_limit(k, dtype) -> float:
+    """Returns the largest `|out - ref| / |ref|`, in the Frobenius norm, that a right result may have.
+
+    It is `eps_out + sqrt(k) * eps_f32`. One rounding to the dtype of the result costs about a fifth of `eps_out`, and
+    rounding errors of a sum in float32 grow like `sqrt(k)`, not like `k`. A product that was accumulated in half
+    precision, or a float32 product on TF32 tensor cores, exceeds it.
+
+    Args:
+      k: contraction size.
+      dtype: dtype of the result that is judged.
+    """
+    return float(jnp.finfo(dtype).eps) + k**0.5 * float(jnp.finfo(jnp.float32).eps)
+
+
 @dataclasses.dataclass(frozen=True)
 class Accuracy:
     """How far a result is from the reference.
@@ -34,17 +48,19 @@ class Accuracy:
     Attributes:
       error_over_bound: largest ratio of an element's error to its bound (see `error_bound`); infinity if an element is
         not finite.
-      relative_error: `|out - ref| / |ref|` in the Frobenius norm. It tells precisions apart that both keep the bound:
-        about 1e-6 for float32, 3e-4 for TF32 and float16, 3e-3 for bfloat16.
+      relative_error: `|out - ref| / |ref|` in the Frobenius norm: about 1e-6 for float32, 2e-4 for float16, 2e-3 for
+        bfloat16.
+      limit: the largest relative error of a right result (see `relative_limit`).
     """
 
     error_over_bound: float
     relative_error: float
+    limit: float
 
     @property
     def right(self) -> bool:
-        """Whether every element is within its bound."""
-        return self.error_over_bound <= 1
+        """Whether every element is within its bound, and all of them together within the limit."""
+        return self.error_over_bound <= 1 and self.relative_error <= self.limit
 
 
 def accuracy(out, lhs, rhs, mesh, axis_name) -> Accuracy:
@@ -59,7 +75,8 @@ def accuracy(out, lhs, rhs, mesh, axis_name) -> Accuracy:
     """
     per_device = np.asarray(_comparison(mesh, axis_name)(out, lhs, rhs), np.float64)  # [axis_size, 3]
     error2, reference2 = per_device[:, 1].sum(), per_device[:, 2].sum()
-    return Accuracy(float(per_device[:, 0].max()), float(np.sqrt(error2 / reference2)) if reference2 else 0.0)
+    relative_error = float(np.sqrt(error2 / reference2)) if reference2 else 0.0
+    return Accuracy(float(per_device[:, 0].max()), relative_error, relative_limit(lhs.shape[1], out.dtype))
 
 
 @functools.cache  # One program per mesh: the main job compares dozens of results.

@@ -1,5 +1,6 @@
 """The result ladder: one row per method, for terminals and for the README."""
 
+from cmm.reference import relative_limit
 from cmm.results import MethodResult, Run
 from cmm.roofline import (
     H100_SXM,
@@ -30,15 +31,18 @@ def ladder_rows(run: Run) -> list[tuple[str, ...]]:
     return [_row(run, result) for result in run.methods]
 
 
-def is_wrong(result: MethodResult) -> bool:
-    """Whether a method ran and an element of its result was outside its bound."""
-    return result.error_over_bound is not None and not result.error_over_bound <= 1
+def is_wrong(run: Run, result: MethodResult) -> bool:
+    """Whether a method ran and its result was wrong, by the element or as a whole (see `cmm.reference`)."""
+    if result.error_over_bound is None:
+        return False
+    limit = relative_limit(run.problem.k, run.problem.dtype)
+    return not (result.error_over_bound <= 1 and result.relative_error <= limit)
 
 
 def _row(run, result):
     if result.status == "skipped":
         return (result.title, "skipped", "", "", "", "", "", "")
-    check = f"{result.error_over_bound:.2g}" + (" WRONG" if is_wrong(result) else "")
+    check = f"{result.error_over_bound:.2g}" + (" WRONG" if is_wrong(run, result) else "")
     wall = _spread(result.wall_time_us)
     if run.simulated:
         return (result.title, result.status, check, "", "", "", "", wall)

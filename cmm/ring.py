@@ -1,9 +1,9 @@
 """The ring in plain JAX: multiply the shard at hand while it travels on to the neighbour."""
 
-import jax.numpy as jnp
+import jax
 from jax import lax
 
-from cmm.checks import check_axis, check_dtype, check_operands
+from cmm.checks import check_call
 from cmm.product import local_matmul
 from cmm.schedule import send_pairs, shard_at
 
@@ -42,7 +42,7 @@ def all_gather_matmul_ring(lhs, rhs, axis_name, *, dtype=None, precision=None):
 
     Source: Wang et al., "Overlap communication with dependent computation via decomposition", ASPLOS 2023.
     """
-    dtype, axis_size = _check(lhs, rhs, axis_name, dtype)
+    dtype, axis_size = check_call(lhs, rhs, axis_name, dtype)
     return _ring(["down"], [lhs], [0], lhs, rhs, axis_name, axis_size, dtype, precision)
 
 
@@ -61,20 +61,12 @@ def all_gather_matmul_ring_bidirectional(lhs, rhs, axis_name, *, dtype=None, pre
 
     Source: as `all_gather_matmul_ring`; the bidirectional form is its section on bidirectional transfer.
     """
-    dtype, axis_size = _check(lhs, rhs, axis_name, dtype)
+    dtype, axis_size = check_call(lhs, rhs, axis_name, dtype)
     upper = (lhs.shape[0] + 1) // 2
     if upper == lhs.shape[0]:  # One row cannot be halved.
         return _ring(["down"], [lhs], [0], lhs, rhs, axis_name, axis_size, dtype, precision)
     halves = [lhs[:upper], lhs[upper:]]
     return _ring(["down", "up"], halves, [0, upper], lhs, rhs, axis_name, axis_size, dtype, precision)
-
-
-def _check(lhs, rhs, axis_name, dtype):
-    check_operands(lhs, rhs)
-    axis_size = check_axis(axis_name)
-    dtype = lhs.dtype if dtype is None else jnp.dtype(dtype)
-    check_dtype(dtype, "the result")
-    return dtype, axis_size
 
 
 def _ring(directions, blocks, first_rows, lhs, rhs, axis_name, axis_size, dtype, precision):
@@ -87,8 +79,7 @@ def _ring(directions, blocks, first_rows, lhs, rhs, axis_name, axis_size, dtype,
     """
     m_shard, n_shard = lhs.shape[0], rhs.shape[1]
     device = lax.axis_index(axis_name)
-    # Every row is written exactly once below, so the result needs no initial value.
-    out = lax.empty((axis_size * m_shard, n_shard), dtype)
+    out = None
     for step in range(axis_size):
         products = [local_matmul(block, rhs, dtype, precision) for block in blocks]
         if step < axis_size - 1:
@@ -99,6 +90,10 @@ def _ring(directions, blocks, first_rows, lhs, rhs, axis_name, axis_size, dtype,
             # Ties the next products to these. Without the barrier XLA sees products that share `rhs`, waits for all
             # shards to arrive, concatenates them and multiplies once: the overlap would be gone.
             blocks, products = lax.optimization_barrier((arriving, products))
+        if out is None:
+            # Every row is written exactly once below, so the result needs no initial value.
+            sharding = jax.typeof(products[0]).sharding  # over axes of the mesh that jax.shard_map leaves alone
+            out = lax.empty((axis_size * m_shard, n_shard), dtype, out_sharding=sharding)
         for product, direction, first_row in zip(products, directions, first_rows, strict=True):
             row = shard_at(device, step, axis_size, direction) * m_shard + first_row
             out = lax.dynamic_update_slice_in_dim(out, product, row, axis=0)

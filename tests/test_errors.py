@@ -31,6 +31,8 @@ BAD_OPERANDS = {
     "rank 3": (jnp.ones((2, 4, 8)), jnp.ones((8, 4)), ["lhs", "rank 2", "(2, 4, 8)", "vmap"]),
     "rank 1": (jnp.ones((4, 8)), jnp.ones(8), ["rhs", "rank 2", "(8,)"]),
     "no array": ([[1.0]], jnp.ones((1, 1)), ["lhs", "list"]),
+    "no rows": (jnp.ones((0, 8)), jnp.ones((8, 4)), ["lhs", "empty", "(0, 8)"]),
+    "nothing to contract": (jnp.ones((4, 0)), jnp.ones((0, 4)), ["lhs", "empty", "(4, 0)"]),
 }
 
 
@@ -91,7 +93,8 @@ def test_unknown_method_lists_the_known_ones(make_case):
         assert value in str(error.value)
 
 
+@pytest.mark.parametrize("dtype, named", [("int8", "int8"), ("foo", "'foo'"), (3, "3")])
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_bad_result_dtype(make_case, function):
-    with pytest.raises(ValueError, match="the result must have one of the dtypes .* got int8"):
-        _trace(make_case, function, jnp.ones((4, 8)), jnp.ones((8, 4)), dtype="int8")
+def test_bad_result_dtype(make_case, function, dtype, named):
+    with pytest.raises(ValueError, match=f"the result must have one of the dtypes .* got {named}"):
+        _trace(make_case, function, jnp.ones((4, 8)), jnp.ones((8, 4)), dtype=dtype)

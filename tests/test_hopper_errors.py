@@ -20,7 +20,11 @@ SMALL = TuningConfig(tile_m=64, tile_n=64, tile_k=64, max_concurrent_steps=2)
         ({"max_concurrent_steps": 1}, "max_concurrent_steps must be at least 2, got 1"),
         ({"tile_m": 96}, "tile_m must be a multiple of 64.* got 96"),
         ({"tile_n": 512}, "tile_n must be a multiple of 8 and at most 256, got 512"),
-        ({"tile_k": 0}, "tile_k must be at least 1, got 0"),
+        ({"tile_k": 0}, "tile_k must be a whole number of at least 1, got 0"),
+        ({"tile_k": 32}, "tile_k must be a multiple of 64.* got 32"),
+        ({"tile_m": 64.0}, "tile_m must be a whole number of at least 1, got 64.0"),
+        ({"epi_tile_m": -64}, "epi_tile_m must be a whole number of at least 1, got -64"),
+        ({"wg_dimension": "M"}, "wg_dimension must be MatmulDimension.M or MatmulDimension.N, got 'M'"),
         ({"tile_n": 200, "epi_tile_n": 64}, "tile_n=200 must be divisible by epi_tile_n=64"),
     ],
 )

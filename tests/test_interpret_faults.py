@@ -1,8 +1,12 @@
 """Seeded faults: each is caught by the check it names, its twin is quiet."""
 
 import interpret_kernels as kernels
+import jax
 import numpy as np
 import pytest
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.sharding import PartitionSpec as P
 
 import cmm.interpret as ci
@@ -136,6 +140,134 @@ def test_fault_in_specialized_kernel_is_a_race(fault):
 def test_right_specialized_kernel_is_right_and_quiet(num_devices):
     for seed in SEEDS:
         assert verdict(specialized(num_devices, None), seed) == "right"
+
+
+# --- Signals that nobody awaits ------------------------------------------------
+
+
+def signals(num_devices, send, receive, num_ctas=1):
+    """A kernel that copies its block; `send` and `receive` get two semaphores, and the devices above and below."""
+
+    def shard(x):
+        def body(x_ref, out_ref):
+            semaphores = pl.get_global(plgpu.SemaphoreType.REGULAR((2,)))
+            me = lax.axis_index("x")
+            up, down = ({"x": lax.rem(me + n, num_devices)} for n in (1, num_devices - 1))
+            send(semaphores, down)
+            rows = pl.ds(lax.axis_index("cta") * (kernels.M // num_ctas), kernels.M // num_ctas)
+            out_ref[rows] = x_ref[rows]
+            receive(semaphores, up)
+
+        grid = dict(grid=(num_ctas,), grid_names=("cta",))
+        return plgpu.kernel(body, out_type=jax.ShapeDtypeStruct(x.shape, x.dtype), **grid)(x)
+
+    x = kernels.blocks(num_devices)
+    f = kernels.sharded(shard, kernels.mesh_of(num_devices), P("x"), P("x"))
+    return lambda sim: (np.asarray(sim.run(f, x)), x)
+
+
+def signal_once(semaphores, peer):
+    pl.semaphore_signal(semaphores.at[0], device_id=peer)
+
+
+def signal_both(semaphores, peer):
+    pl.semaphore_signal(semaphores.at[0], device_id=peer)
+    pl.semaphore_signal(semaphores.at[1], device_id=peer)
+
+
+def signal_twice(semaphores, peer):
+    pl.semaphore_signal(semaphores.at[0], device_id=peer)
+    pl.semaphore_signal(semaphores.at[0], device_id=peer)
+
+
+def wait_for(index, value=1, decrement=True):
+    return lambda semaphores, _: pl.semaphore_wait(semaphores.at[index], value=value, decrement=decrement)
+
+
+def poll(semaphores, _):
+    lax.while_loop(lambda _: pl.semaphore_read(semaphores.at[0]) < 2, lambda c: c, 0)
+
+
+def wait_then_reply(semaphores, up):
+    pl.semaphore_wait(semaphores.at[0])
+    pl.semaphore_signal(semaphores.at[1], device_id=up)
+
+
+def wait_reply_and_wait(semaphores, up):
+    wait_then_reply(semaphores, up)
+    pl.semaphore_wait(semaphores.at[1])
+
+
+def sibling_waits(semaphores, _):
+    pl.when(lax.axis_index("cta") == 1)(lambda: pl.semaphore_wait(semaphores.at[0], value=2))
+
+
+def nobody_waits(semaphores, _):
+    pass
+
+
+UNHEARD = {  # fault -> (send, receive, a receive that hears all signals, number of CTAs)
+    "no_wait": (signal_twice, nobody_waits, wait_for(0, 2), 1),
+    "one_too_many": (signal_twice, wait_for(0), wait_for(0, 2), 1),
+    "one_too_many_counted": (signal_twice, wait_for(0, 1, False), wait_for(0, 2, False), 1),
+    "one_too_many_polled": (signal_twice, nobody_waits, poll, 1),
+    # The second signal tells of the first, so the wait for it hears of both.
+    "earlier_of_two_semaphores": (signal_both, wait_for(0), wait_for(1), 1),
+    "last_reply": (signal_once, wait_then_reply, wait_reply_and_wait, 1),
+    "no_cta_waits": (signal_once, nobody_waits, sibling_waits, 2),
+}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("fault", UNHEARD)
+def test_remote_signal_that_nobody_awaits(fault, seed):
+    send, receive, right, num_ctas = UNHEARD[fault]
+    for late in ((), ci.Late(1e-4, device=0)):
+        assert verdict(signals(3, send, receive, num_ctas), seed, late=late) == "race"
+        assert verdict(signals(3, send, right, num_ctas), seed, late=late) == "right"
+
+
+def test_report_of_a_signal_names_line_sender_receiver_and_semaphore():
+    one_signals_zero = lambda s, down: pl.when(lax.axis_index("x") == 1)(lambda: signal_twice(s, down))
+    zero_waits = lambda s, up: pl.when(lax.axis_index("x") == 0)(lambda: wait_for(0)(s, up))
+    with ci.simulate(on_race="record") as sim:
+        signals(3, one_signals_zero, zero_waits)(sim)
+    (race,) = sim.races
+    assert race.buffer == "semaphore global 0[0] of device 0"
+    assert race.reason.startswith("no wait of device 0 has learned of this remote signal before its kernel ended")
+    assert (race.first.action, race.first.device, race.first.region, race.second) == ("signal", 1, (), None)
+    assert "test_interpret_faults.py" in race.first.source and "(signal_twice" in race.first.source
+    assert str(race).splitlines()[1:] == [
+        f"  signal from device 1, CTA 0, warpgroup 0 at {race.first.source}",
+        "  end of the owner's kernel",
+    ]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("late_device", [0, 1])
+def test_signal_is_reported_whether_it_comes_before_or_after_the_end(seed, late_device):
+    # Device 1 signals device 0, late or to a late one.
+    send = lambda s, down: pl.when(lax.axis_index("x") == 1)(lambda: signal_once(s, down))
+    with ci.simulate(seed=seed, on_race="record", late=ci.Late(1e-4, device=late_device)) as sim:
+        signals(2, send, nobody_waits)(sim)
+    signal = next(e for e in sim.events if e.kind == "signal")
+    end = next(e for e in sim.events if e.kind == "kernel" and e.device == 0)
+    assert (signal.end_s > end.end_s) == (late_device == 1)
+    (race,) = sim.races
+    assert (race.first.device, race.buffer) == (1, "semaphore global 0[0] of device 0")
+
+
+def test_local_signals_that_nobody_awaits_are_harmless():
+    plain = lambda s, _: pl.semaphore_signal(s.at[0])
+    to_itself = lambda s, _: pl.semaphore_signal(s.at[0], device_id={"x": lax.axis_index("x")})
+    for send in (plain, to_itself):
+        for seed in SEEDS:
+            assert verdict(signals(3, send, nobody_waits), seed) == "right"
+            assert verdict(signals(3, send, nobody_waits, num_ctas=2), seed) == "right"
+
+
+def test_signals_are_not_looked_at_without_race_detection():
+    assert verdict(signals(3, signal_twice, nobody_waits), 0, detect_races=False) == "right"
 
 
 @pytest.mark.slow

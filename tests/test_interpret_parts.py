@@ -69,6 +69,19 @@ def test_one_large_signal_satisfies_a_wait_alone():
     assert semaphore.acquire(4, decrement=False).seen[1] == 1
 
 
+def test_semaphore_tells_which_remote_signals_nobody_has_heard_of():
+    semaphore, owner = sync.Semaphore("s"), clocks.Clock(4)
+    remote = [races.Signal(clock_of(position), position, (position, 0, "t"), None) for position in range(2)]
+    semaphore.signal(1, clock_of(0), remote[0])
+    semaphore.signal(1, clock_of(1), remote[1])
+    semaphore.signal(1, clock_of(2))  # By its own device.
+    assert semaphore.unheard(owner) == remote
+    owner.join(semaphore.acquire(1, decrement=True))
+    assert semaphore.unheard(owner) == remote[1:]
+    owner.join(semaphore.acquire(1, decrement=True))
+    assert semaphore.unheard(owner) == []
+
+
 def test_barrier_phase_and_late_waiter():
     barrier = sync.Barrier("b", 2)
     assert not barrier.arrive(clock_of(0))

@@ -34,7 +34,7 @@ def test_kinds_and_counts_of_a_ring(ring):
     assert count("send") == 4 * 3
     assert count("load") == count("store") == 4 * 4
     assert count("kernel") == 4
-    assert count("signal") == 4 * 3 * 2
+    assert count("signal") == 4 * (3 + 1)
     assert count("wait") == 4 * (3 + 1)
 
 

@@ -394,3 +394,62 @@ def test_is_active_inside_the_block_only():
     with ci.simulate():
         assert ci.is_active()
     assert not ci.is_active()
+
+
+def test_two_threads_that_signal_for_ever_are_found():
+    def body(x_ref, out_ref):
+        semaphores = pl.get_global(plgpu.SemaphoreType.REGULAR((2,)))
+
+        def spin(_):
+            pl.semaphore_signal(semaphores.at[1])
+            return pl.semaphore_read(semaphores.at[0])
+
+        jax.lax.while_loop(lambda value: value < 1, spin, jnp.int32(0))
+        out_ref[...] = x_ref[...]
+
+    def shard(x):
+        return plgpu.kernel(body, out_type=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+    f = kernels.sharded(shard, kernels.mesh_of(2), P("x", None), P("x", None))
+    with pytest.raises(ci.DeadlockError):
+        with ci.simulate(deadlock_timeout_s=2) as sim:
+            sim.run(f, kernels.blocks(2))
+
+
+def test_a_single_element_can_be_stored():
+    def shard(x):
+        def body(x_ref, out_ref, cell):
+            out_ref[...] = x_ref[...]
+            cell[0] = jnp.int32(5)
+            out_ref[0, 0] = cell[0].astype(out_ref.dtype)
+
+        out_type = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return plgpu.kernel(body, out_type=out_type, scratch_types=[plgpu.SMEM((1,), jnp.int32)])(x)
+
+    x = kernels.blocks(2)
+    with ci.simulate() as sim:
+        out = sim.run(kernels.sharded(shard, kernels.mesh_of(2), P("x", None), P("x", None)), x)
+    x[:: kernels.M, 0] = 5
+    np.testing.assert_array_equal(out, x)
+
+
+@pytest.mark.parametrize(
+    "options, error",
+    [
+        (dict(seed="a"), TypeError),
+        (dict(seed=1.5), TypeError),
+        (dict(deadlock_timeout_s=0), ValueError),
+        (dict(late=ci.Late(-1.0)), ValueError),
+        (dict(core_count=0), ValueError),
+    ],
+)
+def test_options_of_the_wrong_kind_are_refused_on_entry(options, error):
+    with pytest.raises(error):
+        with ci.simulate(**options):
+            pass
+
+
+def test_numpy_seeds():
+    with ci.simulate(seed=np.int64(3)) as sim:
+        got, want = kernels.run_ring(sim, 2)
+    np.testing.assert_array_equal(got, want)

@@ -77,6 +77,12 @@ def test_a_wrong_method_is_shown_and_fails(monkeypatch, tmp_path, capsys):
     assert "WRONG" in out and "Wrong results: ring." in out
 
 
-def test_too_many_devices(capsys, tmp_path):
-    with pytest.raises(RuntimeError, match="started its backend with 8 simulated"):
-        main_module.main(["--simulate", "--devices", "9", "--out", str(tmp_path)])
+def test_more_devices_than_there_are(capsys, tmp_path):
+    assert main_module.main(["--simulate", "--devices", "9", "--out", str(tmp_path)]) == 2
+    assert "started its backend with 8 simulated device(s), 9 are needed" in " ".join(capsys.readouterr().out.split())
+
+
+def test_an_output_folder_that_cannot_be_made_is_found_before_anything_runs(capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert main_module.main(["--simulate", "--out", str(tmp_path / "file" / "out")]) == 2
+    assert "Not a directory" in capsys.readouterr().out

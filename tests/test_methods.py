@@ -61,6 +61,20 @@ def test_inside_a_shard_map_that_leaves_another_axis_alone(make_case, method):
 
 
 @pytest.mark.parametrize("method", METHODS)
+def test_weights_that_are_also_sharded_over_an_axis_left_to_the_compiler(make_case, method):
+    case = make_case(5, 7, 6, "float32", (4, 2))
+    columns = P(None, ("x", "y"))
+    run = jax.shard_map(
+        lambda lhs, rhs: cmm.all_gather_matmul(lhs, rhs, "x", method=method),
+        mesh=case.mesh,
+        in_specs=(case.rows, case.columns),
+        out_specs=case.columns,
+        axis_names={"x"},
+    )
+    case.assert_right(jax.jit(run)(case.lhs, case.put(case.rhs64, "float32", columns)))
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_result_dtype(make_case, method):
     case = make_case(5, 64, 3, "float16")
     out = case.program(cmm.all_gather_matmul, method=method, dtype="float32")(case.lhs, case.rhs)

@@ -7,11 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
-from matplotlib.patches import FancyArrowPatch, Rectangle
 
 import cmm.interpret as ci
 from cmm import devices, primitives
-from cmm.plots.events import draw_events, moments
 
 SEEDS = (None, 0, 1, 2)
 SHAPE = (32, 48)
@@ -200,6 +198,15 @@ def test_broken_kernel_is_caught_and_its_twin_is_quiet(name):
             assert verdict(KERNELS[twin][0], 1, blocks, expected, seed=seed) == "right"
 
 
+def test_leaving_without_the_wait_is_reported_for_the_block_and_for_the_signal():
+    with ci.simulate(on_race="record", seed=0) as sim:
+        run(BROKEN["no_wait"][0], 1, random_blocks(3), sim.run)
+    found = sorted((race.first.action, race.first.device, race.buffer) for race in sim.races)
+    outputs = [("write", (d + 1) % 3, f"output 0 of device {d}") for d in range(3)]
+    semaphores = [("signal", (d + 1) % 3, f"semaphore global 0 of device {d}") for d in range(3)]
+    assert found == sorted(outputs + semaphores)
+
+
 @pytest.mark.parametrize("name", ["early_signal", "no_wait"])
 def test_values_alone_do_not_see_it(name):
     blocks = random_blocks(4)
@@ -313,31 +320,3 @@ def test_options_that_cannot_work(function, match):
 def test_no_rounds():
     with pytest.raises(ValueError, match="rounds=0 must be at least 1"):
         lower(lambda x: primitives.ping_pong(x, "x", rounds=0), 1, 2)
-
-
-def test_figure_of_events_shows_every_transfer_signal_and_wait():
-    with ci.simulate(seed=0) as sim:
-        run(KERNELS["neighbour_exchange"][0], 2, random_blocks(3), sim.run)
-    fig = draw_events(sim.events, "Exchange")
-    (ax,) = fig.axes
-    arrows = [a.get_linestyle() for a in ax.get_children() if isinstance(a, FancyArrowPatch)]
-    # Three devices, two copies and two signals each.
-    assert (arrows.count("solid"), arrows.count("dotted")) == (6, 6)
-    blocks = [a for a in ax.get_children() if isinstance(a, Rectangle) and a.get_linewidth() > 0 and a is not ax.patch]
-    assert sum(bool(b.get_hatch()) for b in blocks) == 6
-    assert sum(not b.get_hatch() for b in blocks) == 3 + 6
-    assert [t.get_text() for t in fig.texts if t.get_text().startswith("device")] == [
-        "device 0",
-        "device 1",
-        "device 2",
-    ]
-
-
-def test_figure_of_events_places_them_by_order():
-    with ci.simulate() as sim:
-        run(KERNELS["ring_shift"][0], 1, random_blocks(2), sim.run)
-    order = moments(sim.events)
-    assert sorted(order.values()) == list(range(len(order)))
-    assert all(order[a] < order[b] for a in order for b in order if a < b)
-    with pytest.raises(ValueError, match="no events of call=1"):
-        draw_events(sim.events, "Shift", call=1)

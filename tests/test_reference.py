@@ -43,14 +43,27 @@ def _with(product, index, value):
     return product
 
 
-def test_accumulation_in_half_precision_exceeds_the_bound(make_case):
-    case = make_case(4, 4096, 8, "float16", (2,))
+@pytest.mark.parametrize("k", [256, 4096])
+def test_accumulation_in_half_precision_is_wrong(make_case, k):
+    case = make_case(4, k, 8, "float16", (2,))
     total = np.zeros((8, 16), np.float16)
-    for k in range(4096):
-        total += (case.lhs64[:, k : k + 1] * case.rhs64[k : k + 1]).astype(np.float16)
-    found = _judge(case, total, "float16")
-    assert found.relative_error > 2e-3
-    assert found.relative_error > 5 * _judge(case, case.lhs64 @ case.rhs64).relative_error
+    for i in range(k):
+        total += (case.lhs64[:, i : i + 1] * case.rhs64[i : i + 1]).astype(np.float16)
+    assert not _judge(case, total).right
+    assert _judge(case, case.lhs64 @ case.rhs64).right
+
+
+def test_float32_with_ten_bits_of_mantissa_is_wrong(make_case):
+    # What TF32 tensor cores make of float32 operands.
+    case = make_case(4, 4096, 8, "float32", (2,))
+    truncated = [(x.astype(np.float32).view(np.uint32) & 0xFFFFE000).view(np.float32) for x in (case.lhs64, case.rhs64)]
+    assert not _judge(case, truncated[0].astype(np.float64) @ truncated[1], "float32").right
+    assert _judge(case, case.lhs64 @ case.rhs64, "float32").right
+
+
+def test_one_lost_term_of_the_sum_is_wrong(make_case):
+    case = make_case(4, 4096, 8, "float16", (2,))
+    assert not _judge(case, case.lhs64[:, 1:] @ case.rhs64[1:]).right
 
 
 def test_zeros_are_right(make_case):

@@ -26,7 +26,7 @@ class TuningConfig:
     Attributes:
       tile_m: rows of the result that one compute warpgroup holds in registers; a multiple of 64.
       tile_n: columns of the same; a multiple of 8, at most 256.
-      tile_k: depth of one product, and width of the tiles of A that travel.
+      tile_k: depth of one product, and width of the tiles of A that travel; a multiple of 64.
       max_concurrent_steps: pipeline stages, at least 2: how many tiles of A and B are in shared memory at a time.
       epi_tile_m: rows that the epilogue stores at a time; `None` for all of `tile_m`.
       epi_tile_n: columns of the same; `None` for all of `tile_n`.
@@ -46,9 +46,15 @@ class TuningConfig:
     wg_dimension: MatmulDimension = MatmulDimension.M
 
     def __post_init__(self):
-        for name in ("tile_m", "tile_n", "tile_k", "grid_tile_width"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        for name in ("tile_m", "tile_n", "tile_k", "epi_tile_m", "epi_tile_n", "grid_tile_width"):
+            value = getattr(self, name)
+            if not (value is None and name.startswith("epi_")) and not (isinstance(value, int) and value >= 1):
+                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+        for name in ("grid_minor_dim", "wg_dimension"):
+            if not isinstance(getattr(self, name), MatmulDimension):
+                raise ValueError(f"{name} must be MatmulDimension.M or MatmulDimension.N, got {getattr(self, name)!r}.")
+        if self.tile_k % 64:
+            raise ValueError(f"tile_k must be a multiple of 64, the width of a swizzled row, got {self.tile_k}.")
         if self.tile_m % 64:
             raise ValueError(f"tile_m must be a multiple of 64, what one wgmma computes, got {self.tile_m}.")
         if self.tile_n % 8 or self.tile_n > 256:

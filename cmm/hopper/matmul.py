@@ -33,8 +33,7 @@ def matmul(lhs, rhs, *, config: TuningConfig | None = None, dtype=None):
     Cost: `2 * m * k * n` FLOPs. Runs on Hopper GPUs, and inside `cmm.interpret.simulate` on any machine.
     Source: the persistent, warp-specialized matmul as in the CUTLASS documentation, "Efficient GEMM in CUDA".
     """
-    dtype = lhs.dtype if dtype is None else dtype
-    check_kernel_operands(lhs, rhs, dtype)
+    dtype = check_kernel_operands(lhs, rhs, dtype)
     (m, k), n = lhs.shape, rhs.shape[1]
     config = config or default_config(m, n, k, lhs.dtype)
     config.check(m, n, k, lhs.dtype)

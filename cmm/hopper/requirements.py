@@ -1,9 +1,10 @@
 """Can a Hopper kernel run here, with these operands? If not, say before anything is launched what would work."""
 
 import jax
+import jax.numpy as jnp
 
 from cmm import interpret
-from cmm.checks import check_operands
+from cmm.checks import check_dtype, check_operands
 
 # Names of GPUs with compute capability 9.0, as drivers spell them.
 _HOPPER_NAMES = ("H100", "H200", "H800", "H20", "GH200")
@@ -11,19 +12,25 @@ _DTYPES = ("float16", "bfloat16")
 _ELSEWHERE = 'method="ring" and method="naive" of cmm.all_gather_matmul run everywhere'
 
 
-def check_kernel_operands(lhs, rhs, dtype) -> None:
+def check_kernel_operands(lhs, rhs, dtype) -> jnp.dtype:
     """Checks what `cmm.checks.check_operands` checks, and that the tensor cores multiply operands of this dtype.
+
+    Returns:
+      The dtype of the result, by default that of `lhs`.
 
     Raises:
       ValueError: ranks, contraction sizes or dtypes do not fit together.
       NotImplementedError: the operands, or the result, are neither float16 nor bfloat16.
     """
     check_operands(lhs, rhs)
-    for what, found in (("operands", lhs.dtype), ("a result", dtype)):
-        if jax.numpy.dtype(found).name not in _DTYPES:
+    dtype = lhs.dtype if dtype is None else dtype
+    check_dtype(dtype, "the result")
+    for what, found in (("operands", lhs.dtype), ("a result", jnp.dtype(dtype))):
+        if found.name not in _DTYPES:
             raise NotImplementedError(
-                f"The kernel takes {what} in {' or '.join(_DTYPES)}, got {jax.numpy.dtype(found).name}. {_ELSEWHERE}."
+                f"The kernel takes {what} in {' or '.join(_DTYPES)}, got {found.name}. {_ELSEWHERE}."
             )
+    return jnp.dtype(dtype)
 
 
 def check_machine() -> int:

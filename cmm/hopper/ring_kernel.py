@@ -70,8 +70,7 @@ def all_gather_lhs_matmul(lhs, rhs, axis_name, *, config: TuningConfig | None = 
 
     Source: "Collective matrix multiplication" in the JAX documentation (Pallas:Mosaic GPU).
     """
-    dtype = lhs.dtype if dtype is None else jax.numpy.dtype(dtype)
-    check_kernel_operands(lhs, rhs, dtype)
+    dtype = check_kernel_operands(lhs, rhs, dtype)
     axis_size = check_axis(axis_name)
     check_all_axes_manual(axis_name)
     (m_shard, k), n_shard = lhs.shape, rhs.shape[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cmm.interpret import memory, scheduler
+from cmm.interpret import memory, races, scheduler
 from cmm.interpret.evaluate import handles
 
 
@@ -22,13 +22,16 @@ def _signal(thread, array, views, amount, device_id, device_id_type, where):
         device = machine.logical_device(thread)(device_id, device_id_type)
     semaphore = memory.pick(array.peers[device], views)
     sched = machine.scheduler
-    semaphore.signal(int(amount), thread.clock.publish(thread.position))
+    known = thread.clock.publish(thread.position)
+    is_remote = device != thread.device
+    remote = races.Signal(known, thread.position, thread.identity, where) if is_remote else None
+    semaphore.signal(int(amount), known, remote)
     thread.record(
         "signal",
         sched.now,
         where,
         name=semaphore.name,
-        peer=None if device == thread.device else device,
+        peer=device if is_remote else None,
         value=int(amount),
     )
     sched.wake(semaphore.waiters)

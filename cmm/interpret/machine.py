@@ -186,7 +186,7 @@ class Machine:
         self._start_cta(cta.device)
 
     def _check_ends(self) -> None:
-        """Remote accesses must be ordered before the owner's kernel ends."""
+        """Remote accesses and signals must be ordered before the owner's kernel ends."""
         for device, buffers in enumerate(self.buffers):
             for buffer in dict.fromkeys(buffers):
                 for access in buffer.history.unfinished(self._ends[device]):
@@ -199,6 +199,16 @@ class Machine:
                             access,
                             None,
                         )
+        for array in (array for arrays in self._semaphores.values() for array in arrays):
+            for semaphore in array.items:
+                for signal in semaphore.unheard(self._ends[array.device]):
+                    self.report(
+                        f"semaphore {semaphore.name}",
+                        f"no wait of device {array.device} has learned of this remote signal before its kernel ended,"
+                        " after which the semaphore may belong to the next kernel",
+                        signal,
+                        None,
+                    )
 
     def report(self, buffer: str, reason: str, first, second) -> None:
         def line(access):
@@ -206,7 +216,8 @@ class Machine:
 
         race = races.Race(buffer, reason, line(first), line(second))
         key = (race.reason, first.where, first.who, second and (second.where, second.who))
-        if key not in self._seen_races:
+        # An unrolled loop has one line and many places; the same text twice says nothing new.
+        if key not in self._seen_races and race not in self.races:
             self._seen_races.add(key)
             self.races.append(race)
 

@@ -115,7 +115,8 @@ class View:
         return math.prod(self.shape) * self.buffer.content.dtype.itemsize
 
     def _slices(self):
-        return tuple(p if isinstance(p, int) else slice(max(p[0], 0), p[0] + p[1] * p[2], p[2]) for p in self._parts)
+        parts = (p if isinstance(p, int) else slice(max(p[0], 0), p[0] + p[1] * p[2], p[2]) for p in self._parts)
+        return (*parts, ...)  # The dots make a view of a single element, too, which can be written to.
 
     def _array(self) -> np.ndarray:
         kept = sorted(self._axes)

@@ -17,21 +17,19 @@ def peer_of(thread, seen: memory.View) -> int | None:
     return None if owner == thread.device else owner
 
 
+def _record_if_remote(kind: str, thread, op, seen: memory.View) -> None:
+    if (peer := peer_of(thread, seen)) is not None:
+        now = thread.machine.scheduler.now
+        where = {"name": seen.buffer.name, "region": seen.region}
+        thread.record(kind, now, op.where, peer=peer, num_bytes=seen.num_bytes, **where)
+
+
 @handles("get", "load")
 def _get(thread, op, values):
     yield thread.busy()
     seen = view(thread, values[0], op.params["tree"].unflatten(values[1:]))
     thread.access(seen, False, op.where)
-    if (peer := peer_of(thread, seen)) is not None:
-        thread.record(
-            "fetch",
-            thread.machine.scheduler.now,
-            op.where,
-            peer=peer,
-            num_bytes=seen.num_bytes,
-            name=seen.buffer.name,
-            region=seen.region,
-        )
+    _record_if_remote("fetch", thread, op, seen)
     result = seen.read()
     return [result[()] if result.ndim == 0 else result]
 
@@ -41,16 +39,7 @@ def _swap(thread, op, values):
     yield thread.busy()
     seen = view(thread, values[0], op.params["tree"].unflatten(values[2:]))
     thread.access(seen, True, op.where)
-    if (peer := peer_of(thread, seen)) is not None:
-        thread.record(
-            "send",
-            thread.machine.scheduler.now,
-            op.where,
-            peer=peer,
-            num_bytes=seen.num_bytes,
-            name=seen.buffer.name,
-            region=seen.region,
-        )
+    _record_if_remote("send", thread, op, seen)
     before = seen.read()
     seen.write(np.asarray(values[1]))
     return [before[()] if before.ndim == 0 else before] if op.outvars else []

@@ -4,6 +4,9 @@ Each buffer keeps the accesses that a later one could still race with. An access
 is ordered before another if the other's thread knew it to have happened: by a
 barrier, by a semaphore, or, for an asynchronous copy, by waiting for it.
 
+The end of a kernel counts as an access to all global memory of its device, and to
+its semaphores, which may belong to the next kernel then.
+
 Source: Lamport, "Time, Clocks, and the Ordering of Events in a Distributed System";
 Flanagan and Freund, "FastTrack: Efficient and Precise Dynamic Race Detection".
 """
@@ -23,10 +26,10 @@ class Side:
     """One of the two accesses of a race.
 
     Attributes:
-      action: "read" or "write".
+      action: "read", "write" or "signal".
       by: what did it: "thread", "TMA" or "wgmma".
       device, cta, thread: who issued it; thread is the warpgroup's name.
-      region: the part of the buffer, one (start, stop) per axis.
+      region: the part of the buffer, one (start, stop) per axis; empty for a "signal".
       source: `file:line (function)`.
     """
 
@@ -41,17 +44,16 @@ class Side:
     def __str__(self) -> str:
         where = ", ".join(f"{a}:{b}" for a, b in self.region)
         by = "" if self.by == "thread" else f" by {self.by}"
-        return (
-            f"{self.action}{by} of [{where}] from device {self.device}, CTA {self.cta}, {self.thread} at {self.source}"
-        )
+        part = "" if self.action == "signal" else f" of [{where}]"
+        return f"{self.action}{by}{part} from device {self.device}, CTA {self.cta}, {self.thread} at {self.source}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Race:
-    """Two accesses to one buffer that nothing orders.
+    """Two accesses to one buffer or semaphore that nothing orders.
 
     Attributes:
-      buffer: name of the buffer, with the device that owns it.
+      buffer: name of the buffer or semaphore, with the device that owns it.
       reason: why the pair is a race.
       first, second: the two accesses in the order in which they ran here; second
         is None where the race is with the end of the owner's kernel.
@@ -69,6 +71,8 @@ class Race:
 
 class Access:
     """An access that later ones are compared with."""
+
+    action = property(lambda self: "write" if self.write else "read")
 
     __slots__ = ("write", "position", "epoch", "operation", "region", "who", "by", "where")
 
@@ -91,9 +95,24 @@ class Access:
 
     def side(self, source_line) -> Side:
         device, cta, thread = self.who
-        return Side(
-            "write" if self.write else "read", self.by, device, cta, thread, self.region, source_line(self.where)
-        )
+        return Side(self.action, self.by, device, cta, thread, self.region, source_line(self.where))
+
+
+class Signal(Access):
+    """An increment of another device's semaphore, which its owner must learn of before its kernel ends.
+
+    Args:
+      clock: what the sender publishes with it.
+      position: the sender's place in the clocks.
+      who: the sender: device, CTA, thread name.
+      where: its place in the kernel.
+    """
+
+    __slots__ = ()
+    action = "signal"
+
+    def __init__(self, clock: clocks.Clock, position: int, who, where):
+        super().__init__(True, position, int(clock.seen[position]), None, (), who, "thread", where)
 
 
 def overlap(a: Region, b: Region) -> bool:

@@ -122,8 +122,9 @@ class Scheduler:
 
     def wake(self, queue: list[Task]) -> None:
         """Something changed for the tasks that sleep in `queue`."""
-        self.progress()
         sleeping = [t for t in queue if not t.wait.ready()]
+        if len(sleeping) < len(queue):  # A signal that helps nobody is no progress: threads could send them for ever.
+            self.progress()
         for task in queue:
             if task.wait.ready():
                 task.wait = None
@@ -154,7 +155,10 @@ class Scheduler:
     def check_alive(self) -> None:
         """Called from loops that may never yield."""
         if time.monotonic() - self._last_progress > self._timeout_s:
-            raise self._stuck(f"No semaphore, barrier or thread made progress for {self._timeout_s:g} s:")
+            raise self._stuck(
+                f"No semaphore, barrier or thread made progress for {self._timeout_s:g} s. If a thread is only slow, "
+                "give simulate a longer deadlock_timeout_s. At work or waiting:"
+            )
 
     def run(self) -> None:
         """Runs until every task is done.

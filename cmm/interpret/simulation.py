@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import operator
 import threading
 from collections.abc import Iterator, Sequence
 
@@ -130,8 +131,9 @@ class Simulation:
         nothing = [None] * plan.num_devices
         if self._failure is not None:
             return nothing
-        machine = Machine(plan, self._options, self._recorder, inputs)
+        machine = None
         try:
+            machine = Machine(plan, self._options, self._recorder, inputs)
             outputs = machine.run()
             if machine.races and self._options.on_race == "raise":
                 raise errors.RaceError(machine.races)
@@ -140,7 +142,8 @@ class Simulation:
             self._failure = e
             return nothing
         finally:
-            self.races += machine.races
+            if machine is not None:
+                self.races += machine.races
 
 
 _active: list[Simulation] = []
@@ -211,7 +214,13 @@ def simulate(
         raise ValueError(f"{ctas_per_device=} must be at least 1")
     if core_count < 1:
         raise ValueError(f"{core_count=} must be at least 1")
+    if not deadlock_timeout_s > 0:
+        raise ValueError(f"{deadlock_timeout_s=} must be positive")
+    seed = None if seed is None else operator.index(seed)
     late = (late,) if isinstance(late, Late) else tuple(late)
+    if any(not one.seconds >= 0 for one in late):
+        raise ValueError(f"{late=} must be late by 0 seconds or more")
+    jax.effects_barrier()  # Kernels of an outer block that nobody has waited for belong to it.
     sim = Simulation(Options(detect_races, on_race, seed, late, ctas_per_device, core_count, deadlock_timeout_s))
     interpret = functools.partial(launch.interpret, _current)
     with jax_private.hooked(interpret, core_count):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 
-from cmm.interpret import clocks, errors
+from cmm.interpret import clocks, errors, races
 
 
 class Semaphore:
@@ -12,7 +12,9 @@ class Semaphore:
 
     A wait learns what the senders knew whose increments it needed, in order of
     arrival, and no more. So a wait for one signal too few is caught even when the
-    missing signal happened to arrive in time.
+    missing signal happened to arrive in time. A signal of another device that no
+    wait has learned of is in nobody's way while the kernel runs, but once its owner
+    has left the counter may be the next kernel's.
     """
 
     def __init__(self, name: str):
@@ -22,12 +24,16 @@ class Semaphore:
         self._taken = 0  # Sum of all decrements.
         self._sums: list[int] = []  # Running sum after each increment.
         self._known: list[clocks.Clock] = []  # What the increments so far publish.
+        self._remote: list[races.Signal] = []  # The increments by other devices.
 
     @property
     def value(self) -> int:
         return self._total - self._taken
 
-    def signal(self, amount: int, clock: clocks.Clock) -> None:
+    def signal(self, amount: int, clock: clocks.Clock, remote: races.Signal | None = None) -> None:
+        """Adds `amount` and publishes `clock`; `remote` describes a signal of another device."""
+        if remote is not None:
+            self._remote.append(remote)
         known = clock
         if self._known:
             known = self._known[-1].copy()
@@ -47,6 +53,10 @@ class Semaphore:
         if not self._sums or needed <= 0:
             return None
         return self._known[min(bisect.bisect_left(self._sums, needed), len(self._sums) - 1)]
+
+    def unheard(self, clock: clocks.Clock) -> list[races.Signal]:
+        """Signals of other devices that somebody with this clock does not know of."""
+        return [s for s in self._remote if not s.happened_before(clock, False)]
 
 
 class Barrier:

@@ -71,6 +71,11 @@ class Thread:
         return f"warpgroup {self.warpgroup}{warp}"
 
     @property
+    def identity(self) -> tuple[int, int, str]:
+        """How reports of races call it: device, CTA, name within the CTA."""
+        return self.device, self.cta.number, self.local_name
+
+    @property
     def name(self) -> str:
         return f"device {self.device}, CTA {self.cta.number}, {self.local_name}"
 
@@ -90,7 +95,7 @@ class Thread:
             int(self.clock.seen[self.position]),
             operation,
             view.region,
-            (self.device, self.cta.number, self.local_name),
+            self.identity,
             by,
             where,
         )

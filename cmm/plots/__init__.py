@@ -5,6 +5,7 @@
 
 from cmm.plots.animation import ring_animation
 from cmm.plots.bounds import bounds_data, draw_roofline_bounds
+from cmm.plots.events import draw_events
 from cmm.plots.layout import draw_layout, layout_data
 from cmm.plots.palette import device_color, render, save, save_data, style
 from cmm.plots.rates import utilization_data
@@ -15,6 +16,7 @@ from cmm.plots.utilization import draw_utilization
 __all__ = [
     "bounds_data",
     "device_color",
+    "draw_events",
     "draw_layout",
     "draw_predicted_timeline",
     "draw_ring",

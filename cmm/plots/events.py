@@ -12,19 +12,35 @@ _COPIES = ("load", "store", "send", "fetch")
 _DRAWN = (*_COPIES, "tile_product", "signal", "wait")
 _LANE, _GAP = 0.27, 0.24  # inches
 _LEFT, _RIGHT = MARGIN + 1.35, 0.25
-_SHORTEST = 0.6  # Width of something that takes no time.
+_SHORTEST = 0.6  # Width of a store that takes no time.
+_TICK = 0.06  # Width of a wait that takes none, in inches.
+_FLIGHT = 0.5  # How far an arrow leads to the right: it arrives before the next moment.
+_AFTER = {"signal": 1, "wait": 2, "kernel": 2}  # Among ends at one time, causes come first.
 KEY = (
-    "Solid arrow: data reaches another device's memory. Dotted arrow: a signal, it adds 1. Hatched: a wait, with its "
-    "value. Grey ground: the kernel runs. Left to right is the order of events; lengths mean nothing."
+    "Solid arrow: data has reached another device's memory. Dotted arrow: a signal, it adds 1. Hatched: a wait, with "
+    "its value; a thin bar is a wait that found its value there. Grey ground: the kernel runs. Left to right is the "
+    "order of events; lengths mean nothing."
 )
 
+Moment = tuple[float, int]
 
-def moments(events: Sequence[Event]) -> dict[float, int]:
-    """Returns a number for each instant at which something begins or ends: 0, 1, 2, in order of time.
+
+def begin_of(e: Event) -> Moment:
+    """Returns the moment at which an event begins: its time, and its place among what happens at that time."""
+    return e.start_s, 0
+
+
+def end_of(e: Event) -> Moment:
+    """Returns the moment at which an event ends. A wait ends at the time of the signal it needed, but after it."""
+    return e.end_s, _AFTER.get(e.kind, 0)
+
+
+def moments(events: Sequence[Event]) -> dict[Moment, int]:
+    """Returns a number for each moment at which something begins or ends: 0, 1, 2, in order of time and of causes.
 
     Simulated times order events and predict nothing, so pictures use these numbers in their place.
     """
-    return {time: n for n, time in enumerate(sorted({time for e in events for time in (e.start_s, e.end_s)}))}
+    return {moment: n for n, moment in enumerate(sorted({m for e in events for m in (begin_of(e), end_of(e))}))}
 
 
 @styled
@@ -57,7 +73,8 @@ def draw_events(events: Sequence[Event], title: str, caption: str = "", call: in
     for e in events:
         if e.kind == "kernel":
             for lane in (0, _LANE):
-                block(ax, at[e.start_s], low[e.device] + lane, at[e.end_s], _LANE - 0.02, TRACK, linewidth=0, zorder=1)
+                left, right = at[begin_of(e)], at[end_of(e)]
+                block(ax, left, low[e.device] + lane, right - left, _LANE - 0.02, TRACK, linewidth=0, zorder=1)
         elif e.kind in _DRAWN:
             _draw_event(ax, e, at, low, _row(e, events))
     for device in devices:
@@ -83,30 +100,34 @@ def _row(e: Event, events: Sequence[Event]) -> tuple[float, float]:
 
 def _draw_event(ax, e: Event, at: dict, low: dict, row: tuple[float, float]) -> None:
     color, y = device_color(e.device), low[e.device]
-    begin, end = at[e.start_s], at[e.end_s]
-    # Several devices often act at the same moment. Apart from each other, their arrows can be told apart.
-    shift = 0.11 * (list(low).index(e.device) - (len(low) - 1) / 2)
+    begin, end = at[begin_of(e)], at[end_of(e)]
     if e.kind == "signal":
-        _arrow(ax, (end + shift, y + 1.5 * _LANE), e, low, color, "dotted")
+        _arrow(ax, (end, y + 1.5 * _LANE), e, low, color, "dotted")
         return
+    inches_per_moment = ax.get_position().width * WIDTH / (ax.get_xlim()[1] - ax.get_xlim()[0])
+    takes_time = e.start_s < e.end_s
     # What takes no time is no copy by TMA: the threads have stored it themselves.
-    on_copies = e.kind in _COPIES and e.start_s < e.end_s
+    on_copies = e.kind in _COPIES and takes_time
     lane, thickness = (y if on_copies else y + _LANE) + row[0], row[1]
-    left = min(begin, end - _SHORTEST)
+    if e.kind == "wait" and not takes_time:
+        width = _TICK / inches_per_moment
+        block(ax, end - width, lane, width, thickness, MUTED, linewidth=0.6, gid="found")
+        return
+    left = begin if takes_time else end - _SHORTEST
     look = hatched(MUTED) if e.kind == "wait" else {"facecolor": tint(color, 0.5)}
     text = f"wait {e.awaited}" if e.kind == "wait" else e.kind.replace("tile_", "")
-    inches_per_moment = ax.get_position().width * WIDTH / (ax.get_xlim()[1] - ax.get_xlim()[0])
     size = CAPTION_SIZE if thickness > _LANE / 2 else CAPTION_SIZE - 1.5
     fits = 0.085 * len(text) < (end - left) * inches_per_moment
     block(ax, left, lane, end - left, thickness, label=text if fits else "", size=size, linewidth=0.6, **look)
     if e.kind == "send":
-        _arrow(ax, (end + shift, lane + 0.5 * thickness), e, low, color, "solid")
+        _arrow(ax, (end, lane + 0.5 * thickness), e, low, color, "solid")
 
 
 def _arrow(ax, start, e: Event, low: dict, color: str, line: str) -> None:
     """Draws an arrow to the same lane of the peer, or of this device where there is none."""
     device = e.device if e.peer is None else e.peer
-    stop = (start[0] + 0.12, start[1] - low[e.device] + low[device])
+    # It leans, since arrows of several devices that act at one moment would lie on top of each other.
+    stop = (start[0] + _FLIGHT, start[1] - low[e.device] + low[device])
     look = {"linestyle": line, "color": color, "linewidth": 1.8, "mutation_scale": 11, "shrinkA": 0, "shrinkB": 0}
     ax.add_artist(FancyArrowPatch(start, stop, arrowstyle="-|>", zorder=6, **look))
     ax.plot(*start, "o", color=color, markersize=5, markeredgecolor=INK, markeredgewidth=0.6, zorder=7)
