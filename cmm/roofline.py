@@ -1,6 +1,7 @@
 """How fast can it be? FLOPs, bytes and time bounds of a collective matmul, from the numbers of a machine.
 
-Times are in microseconds and names say so. All sizes are those of one device: `m_shard` rows of activations, `n_shard`
+Machines are described by their data sheets here; `cmm.calibrate.this_machine` measures the one at hand. Times are in
+microseconds and names say so. All sizes are those of one device: `m_shard` rows of activations, `n_shard`
 columns of weights.
 """
 
