@@ -5,14 +5,19 @@ import pathlib
 import sys
 
 import jax
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+
+try:  # The package alone does not need these.
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Table
+
+    from cmm.plots.run import draw_run
+except ModuleNotFoundError as error:
+    sys.exit(f"python -m cmm needs {error.name}: in the repository, pip install '.[cli]'")
 
 from cmm import devices, recording, report, results
 from cmm.cli import positive
 from cmm.job import AXIS, CHOICES, run_ladder
-from cmm.plots.run import draw_run
 from cmm.roofline import ITEMSIZE_BYTES, MACHINES_BY_DEVICE_KIND, Problem, bounds
 
 _DESCRIPTION = """\

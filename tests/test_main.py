@@ -9,13 +9,15 @@ import pytest
 
 from cmm import __main__ as main_module, job, results
 
+ROOT = pathlib.Path(main_module.__file__).parents[1]
+
 
 def _cmm(*arguments, cwd, **environment):
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_", "PJRT_"))}
     return subprocess.run(
         [sys.executable, "-m", "cmm", *arguments],
         cwd=cwd,
-        env=clean | {"PYTHONPATH": str(pathlib.Path(main_module.__file__).parents[1])} | environment,
+        env=clean | {"PYTHONPATH": str(ROOT)} | environment,
         capture_output=True,
         text=True,
         timeout=300,
@@ -86,3 +88,10 @@ def test_an_output_folder_that_cannot_be_made_is_found_before_anything_runs(caps
     (tmp_path / "file").write_text("")
     assert main_module.main(["--simulate", "--out", str(tmp_path / "file" / "out")]) == 2
     assert "Not a directory" in capsys.readouterr().out
+
+
+def test_missing_libraries_are_named():
+    code = "import sys; sys.modules['rich'] = None; import cmm.__main__"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert done.returncode == 1
+    assert done.stderr.strip().startswith("python -m cmm needs rich") and "pip install '.[cli]'" in done.stderr
