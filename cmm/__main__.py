@@ -158,9 +158,7 @@ def _write(console, out, run, events):
     written = [results.save(run, out / results.file_name(run))]
     timelines = {name: recording.to_spans(call) for name, call in events.items()}
     if timelines:
-        written.append(
-            results.save_timelines(timelines, run, out / results.file_name(run).replace("run_", "timeline_"))
-        )
+        written.append(results.save_timelines(timelines, run, out / results.timelines_file_name(run)))
     written += draw_run(run, timelines, out / "figures")
     for path in written:
         console.print(f"wrote {path}", highlight=False)

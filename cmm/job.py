@@ -45,13 +45,7 @@ GEMM_ONLY = Rung("gemm_only", "GEMM only", None)
 RUNGS = (
     GEMM_ONLY,
     *(Rung(method.name, method.title, method.name) for method in METHODS.values()),
-    Rung(
-        "ring_copy_engines",
-        "ring, copy engines",
-        "ring",
-        COPY_ENGINE_OPTIONS,
-        "needs GPUs",
-    ),
+    Rung("ring_copy_engines", "ring, copy engines", "ring", COPY_ENGINE_OPTIONS, "needs GPUs"),
 )
 CHOICES = tuple(rung.name for rung in RUNGS if rung is not GEMM_ONLY)
 
@@ -69,7 +63,7 @@ class _Candidate:
 
     program: Callable
     operands: Sequence
-    accuracy: Accuracy | None = None
+    accuracy: Accuracy
     call_us: list[float] = dataclasses.field(default_factory=list)
     wall_us: list[float] = dataclasses.field(default_factory=list)
     events: dict[int, list[GpuEvent]] = dataclasses.field(default_factory=dict)

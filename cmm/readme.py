@@ -6,7 +6,6 @@ import sys
 
 from cmm.report import markdown_ladder, markdown_published, replace_between_markers
 from cmm.results import Run, load_all
-from cmm.roofline import published_problem
 
 
 def updated(text: str, runs: list[Run]) -> str:
@@ -15,7 +14,7 @@ def updated(text: str, runs: list[Run]) -> str:
     Raises:
       ValueError: a marker is missing, or no run has the shapes of the published table.
     """
-    ladder = [run for run in runs if not run.simulated and run.problem == published_problem(run.problem.axis_size)]
+    ladder = [run for run in runs if run.is_reference_work and not run.simulated]
     if not ladder:
         raise ValueError("No recorded run has the shapes and dtype of the published table.")
     text = replace_between_markers(text, "measured ladder", markdown_ladder(ladder))

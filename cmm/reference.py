@@ -92,13 +92,28 @@ def _comparison(mesh, axis_name):
     )
 
 
-def _compare(out, lhs, rhs, axis_name):
+def reference_and_bound(lhs, rhs, axis_name, dtype):
+    """Returns the product in float32 and the bound of each element's error. Call it inside `jax.shard_map`.
+
+    Args:
+      lhs: `[m_shard, k]`, this device's rows.
+      rhs: `[k, n_shard]`, this device's columns.
+      axis_name: mesh axis over which the rows are sharded.
+      dtype: dtype of the result that is judged.
+
+    Returns:
+      Two arrays `f32[axis_size * m_shard, n_shard]`.
+    """
     # Gathers what was never multiplied, so a method that shares this all-gather is still judged by its product.
     lhs32 = lax.all_gather(lhs, axis_name, axis=0, tiled=True).astype(jnp.float32)
     rhs32 = rhs.astype(jnp.float32)
     dot = functools.partial(lax.dot, precision=lax.Precision.HIGHEST)
     reference = dot(lhs32, rhs32)
-    bound = error_bound(reference, dot(jnp.abs(lhs32), jnp.abs(rhs32)), lhs.shape[1], out.dtype)
+    return reference, error_bound(reference, dot(jnp.abs(lhs32), jnp.abs(rhs32)), lhs.shape[1], dtype)
+
+
+def _compare(out, lhs, rhs, axis_name):
+    reference, bound = reference_and_bound(lhs, rhs, axis_name, out.dtype)
     error = jnp.abs(out.astype(jnp.float32) - reference)
     # An element of zeros times zeros has bound 0: its error must be 0 too, and 0 / 0 must not become NaN.
     ratio = jnp.where(error == 0, 0.0, error / bound)

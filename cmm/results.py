@@ -9,7 +9,7 @@ import json
 import pathlib
 from typing import Literal
 
-from cmm.roofline import Problem
+from cmm.roofline import Problem, published_problem
 from cmm.timeline import Span
 
 Status = Literal["measured", "simulated", "skipped"]
@@ -84,6 +84,11 @@ class Run:
                 return result
         raise KeyError(f"{name!r} is not in this run, which has {', '.join(m.name for m in self.methods)}.")
 
+    @property
+    def is_reference_work(self) -> bool:
+        """Whether it has the shapes and the dtype of the published table, whatever its number of devices."""
+        return self.problem == published_problem(self.problem.axis_size)
+
     def caption(self) -> str:
         """Returns one line with machine, JAX version, shapes, dtype and date, for figures and tables."""
         p = self.problem
@@ -141,6 +146,11 @@ def file_name(run: Run) -> str:
     kind = run.machine["device_kind"].replace("NVIDIA ", "").replace(" ", "_").lower()
     kind = "simulated" if run.simulated else kind
     return f"run_{kind}_d{p.axis_size}_m{p.m_shard}_k{p.k}_n{p.n_shard}_{p.dtype}.json"
+
+
+def timelines_file_name(run: Run) -> str:
+    """Returns the name of the file that holds the recorded timelines of `run`, beside that of the run itself."""
+    return file_name(run).replace("run_", "timeline_", 1)
 
 
 def _method_from_json(raw: dict) -> MethodResult:

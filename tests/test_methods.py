@@ -47,23 +47,10 @@ def test_rings_of_one_axis_are_independent(make_case, method):
     np.testing.assert_allclose(out, lhs @ case.rhs64, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("weights", [P(None, "x"), P(None, ("x", "y"))], ids=["replicated over y", "sharded over y"])
 @pytest.mark.parametrize("method", METHODS)
-def test_inside_a_shard_map_that_leaves_another_axis_alone(make_case, method):
-    case = make_case(5, 7, 3, "float32", (4, 2))
-    run = jax.shard_map(
-        lambda lhs, rhs: cmm.all_gather_matmul(lhs, rhs, "x", method=method),
-        mesh=case.mesh,
-        in_specs=(case.rows, case.columns),
-        out_specs=case.columns,
-        axis_names={"x"},
-    )
-    case.assert_right(jax.jit(run)(case.lhs, case.rhs))
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_weights_that_are_also_sharded_over_an_axis_left_to_the_compiler(make_case, method):
+def test_inside_a_shard_map_that_leaves_another_axis_alone(make_case, method, weights):
     case = make_case(5, 7, 6, "float32", (4, 2))
-    columns = P(None, ("x", "y"))
     run = jax.shard_map(
         lambda lhs, rhs: cmm.all_gather_matmul(lhs, rhs, "x", method=method),
         mesh=case.mesh,
@@ -71,7 +58,7 @@ def test_weights_that_are_also_sharded_over_an_axis_left_to_the_compiler(make_ca
         out_specs=case.columns,
         axis_names={"x"},
     )
-    case.assert_right(jax.jit(run)(case.lhs, case.put(case.rhs64, "float32", columns)))
+    case.assert_right(jax.jit(run)(case.lhs, case.put(case.rhs64, "float32", weights)))
 
 
 @pytest.mark.parametrize("method", METHODS)

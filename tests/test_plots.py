@@ -481,7 +481,7 @@ def test_command_writes_every_figure_with_its_data(tmp_path, capsys, monkeypatch
     for one in runs:
         results.save(one, recorded / results.file_name(one))
     calls = {"naive": list(naive_timeline(2, 45.0, 30.0)), "gemm_only": [Span(0, "compute", "compute", 0.0, 91.0)]}
-    results.save_timelines(calls, runs[0], recorded / results.file_name(runs[0]).replace("run_", "timeline_"))
+    results.save_timelines(calls, runs[0], recorded / results.timelines_file_name(runs[0]))
     main(["--out", str(out), "--axis-size", "2", "--runs", str(recorded), "--frames-per-step", "3"])
     timelines, source = plots.predicted_timelines(2)
     like_published = sorted(runs[:2], key=lambda one: one.problem.axis_size)

@@ -76,33 +76,32 @@ def all_gather_lhs_matmul(lhs, rhs, axis_name, *, config: TuningConfig | None = 
     (m_shard, k), n_shard = lhs.shape, rhs.shape[1]
     config = config or default_config(m_shard, n_shard, k, lhs.dtype)
     config.check(m_shard, n_shard, k, lhs.dtype)
-    check_machine()
+    plan = Plan(m_shard, n_shard, k, config, check_machine())
     if axis_size == 1:
         return _with_axes(matmul(lhs, rhs, config=config, dtype=dtype), lhs, rhs, axis_name)
-    return _ring(lhs, rhs, axis_name, config, dtype)
+    return _ring(lhs, rhs, axis_name, plan, dtype)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4))
-def _ring(lhs, rhs, axis_name, config, dtype):
-    (m_shard, k), n_shard, axis_size = lhs.shape, rhs.shape[1], lax.axis_size(axis_name)
-    plan = Plan(m_shard, n_shard, k, config, check_machine())
+def _ring(lhs, rhs, axis_name, plan, dtype):
+    axis_size = lax.axis_size(axis_name)
     body = functools.partial(_body, plan, axis_name, axis_size)
     out, _ = persistent_kernel(
         plan,
         body,
         out_type=(
-            jax.ShapeDtypeStruct((axis_size * m_shard, n_shard), dtype),
-            jax.ShapeDtypeStruct((axis_size - 1, m_shard, k), lhs.dtype),  # received shards, one slot per step
+            jax.ShapeDtypeStruct((axis_size * plan.m, plan.n), dtype),
+            jax.ShapeDtypeStruct((axis_size - 1, plan.m, plan.k), lhs.dtype),  # received shards, one slot per step
         ),
     )(lhs, rhs)
     return _with_axes(out, lhs, rhs, axis_name)
 
 
 @_ring.defjvp
-def _ring_jvp(axis_name, config, dtype, primals, tangents):
+def _ring_jvp(axis_name, plan, dtype, primals, tangents):
     naive = functools.partial(all_gather_matmul_naive, axis_name=axis_name, dtype=dtype)
     (lhs, rhs), (d_lhs, d_rhs) = primals, tangents
-    return _ring(lhs, rhs, axis_name, config, dtype), naive(d_lhs, rhs) + naive(lhs, d_rhs)
+    return _ring(lhs, rhs, axis_name, plan, dtype), naive(d_lhs, rhs) + naive(lhs, d_rhs)
 
 
 def _with_axes(out, lhs, rhs, axis_name):

@@ -48,15 +48,7 @@ def _load(thread, op, values):
     def finish(values):
         dst.write(values.reshape(dst.shape))
         known.complete(operation)
-        thread.record(
-            "load" if peer is None else "fetch",
-            start,
-            op.where,
-            peer=peer,
-            num_bytes=src.num_bytes,
-            name=src.buffer.name,
-            region=src.region,
-        )
+        thread.record_move("load" if peer is None else "fetch", start, op.where, peer, src)
         if barrier.arrive(known):
             sched.wake(barrier.waiters)
 
@@ -99,15 +91,7 @@ def _store(thread, op, values):
     def finish(values):
         dst.write(values.reshape(dst.shape), clip=True)
         group.writes_left -= 1
-        thread.record(
-            "store" if peer is None else "send",
-            start,
-            op.where,
-            peer=peer,
-            num_bytes=dst.num_bytes,
-            name=dst.buffer.name,
-            region=dst.region,
-        )
+        thread.record_move("store" if peer is None else "send", start, op.where, peer, dst)
         sched.wake(thread.copy_waiters)
 
     latency = TIMING.local_copy_s if peer is None else TIMING.remote_copy_s

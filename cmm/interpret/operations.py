@@ -19,9 +19,7 @@ def peer_of(thread, seen: memory.View) -> int | None:
 
 def _record_if_remote(kind: str, thread, op, seen: memory.View) -> None:
     if (peer := peer_of(thread, seen)) is not None:
-        now = thread.machine.scheduler.now
-        where = {"name": seen.buffer.name, "region": seen.region}
-        thread.record(kind, now, op.where, peer=peer, num_bytes=seen.num_bytes, **where)
+        thread.record_move(kind, thread.machine.scheduler.now, op.where, peer, seen)
 
 
 @handles("get", "load")

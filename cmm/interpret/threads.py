@@ -101,6 +101,12 @@ class Thread:
         )
         view.buffer.history.add(new, clock, machine.report)
 
+    def record_move(self, kind, start_s, where, peer, view) -> None:
+        """Records that what `view` shows was moved; it is the side in global memory."""
+        self.record(
+            kind, start_s, where, peer=peer, num_bytes=view.num_bytes, name=view.buffer.name, region=view.region
+        )
+
     def record(self, kind, start_s, where, **fields) -> None:
         machine = self.machine
         machine.recorder.add(

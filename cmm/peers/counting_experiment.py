@@ -17,7 +17,7 @@ from cmm import devices
 from cmm.job import AXIS
 from cmm.peers.jax_example import Config, all_gather_matmul, pretend_machine
 from cmm.peers.late_cta import late_cta
-from cmm.reference import error_bound
+from cmm.reference import reference_and_bound
 from cmm.roofline import Problem
 
 
@@ -153,11 +153,7 @@ def _comparison(mesh, setting):
 
 def _compare(out, lhs, rhs, row_blocks):
     """Returns `f32[1, axis_size, row_blocks, 3]`: largest error, the same over its bound, and elements not finite."""
-    lhs32 = lax.all_gather(lhs, AXIS, axis=0, tiled=True).astype(jnp.float32)
-    rhs32 = rhs.astype(jnp.float32)
-    dot = functools.partial(lax.dot, precision=lax.Precision.HIGHEST)
-    reference = dot(lhs32, rhs32)
-    bound = error_bound(reference, dot(jnp.abs(lhs32), jnp.abs(rhs32)), lhs.shape[1], out.dtype)
+    reference, bound = reference_and_bound(lhs, rhs, AXIS, out.dtype)
     error = jnp.abs(out.astype(jnp.float32) - reference)
     finite = jnp.isfinite(error)
     error = jnp.where(finite, error, 0)

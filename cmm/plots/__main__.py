@@ -18,7 +18,7 @@ from cmm.plots.ring import draw_ring, draw_ring_steps, ring_data
 from cmm.plots.run import draw_recorded_timelines, recorded_timelines_data
 from cmm.plots.timeline import draw_predicted_timeline, predicted_timelines, timeline_data
 from cmm.plots.utilization import draw_utilization
-from cmm.results import Run, file_name, load_all, load_timelines
+from cmm.results import Run, load_all, load_timelines, timelines_file_name
 
 FRAMES_PER_STEP = 36
 
@@ -43,7 +43,10 @@ def figures(axis_size: int, runs: list[Run]) -> Iterator[Figure]:
     timelines, source = predicted_timelines(axis_size)
     yield "timeline_predicted", lambda: draw_predicted_timeline(axis_size), lambda: timeline_data(timelines, source)
     yield "roofline_bounds", lambda: draw_roofline_bounds(problem), lambda: bounds_data(problem)
-    reference, others = [run for run in runs if _is_reference(run)], [run for run in runs if not _is_reference(run)]
+    reference, others = (
+        [run for run in runs if run.is_reference_work],
+        [run for run in runs if not run.is_reference_work],
+    )
     yield "utilization", lambda: draw_utilization(reference), lambda: utilization_data(reference)
     if not all(run.simulated for run in others):
         yield "utilization_other", lambda: draw_utilization(others, ()), lambda: utilization_data(others, ())
@@ -51,8 +54,8 @@ def figures(axis_size: int, runs: list[Run]) -> Iterator[Figure]:
 
 def recorded_timelines(runs: list[Run], folder) -> Iterator[Figure]:
     """Yields a figure for each run of the published problem whose calls were recorded as timelines in `folder`."""
-    for run in filter(_is_reference, runs):
-        path = pathlib.Path(folder) / file_name(run).replace("run_", "timeline_")
+    for run in (run for run in runs if run.is_reference_work):
+        path = pathlib.Path(folder) / timelines_file_name(run)
         if path.exists():
             caption, timelines = load_timelines(path)
             call = (timelines, {method.name: method.title for method in run.methods}, caption)
@@ -66,11 +69,6 @@ def all_figures(axis_size: int, runs_folder) -> list[Figure]:
     """Returns the figures that explain the method and those of the runs recorded in `runs_folder`."""
     runs = load_all(runs_folder)
     return [*figures(axis_size, runs), *recorded_timelines(runs, runs_folder)]
-
-
-def _is_reference(run: Run) -> bool:
-    """Says whether a run has the shapes and the dtype of the published table, whatever its number of devices."""
-    return run.problem == roofline.published_problem(run.problem.axis_size)
 
 
 def redraw(out, axis_size: int, runs_folder, frames_per_step=FRAMES_PER_STEP, progress=None) -> list[pathlib.Path]:
