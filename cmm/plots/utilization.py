@@ -127,8 +127,9 @@ def _draw_bar(ax, bar: dict, gid: str, middle: float):
         diamond = {"marker": "D", "markersize": 5.5, "color": INK, "markerfacecolor": BACKGROUND, "zorder": 8}
         ax.plot([100 * bar["wall_utilization"]], [middle], linestyle="none", gid=f"{gid}-wall", **diamond)
     fill = look.get("facecolor", color)
-    # Numbers stand at the foot of a bar, where no dashed line crosses them, unless the bar is too short for them.
-    inside = percent > _SHORT
+    # Numbers stand at the foot of a bar, where no dashed line crosses them, unless the bar is too short for them or
+    # the diamond lies there.
+    inside = min(percent, 100 * (bar["wall_utilization"] or 1)) > _SHORT
     x, ink = (1.2, text_color(fill)) if inside else (max([percent, *ends]) + 1.2, INK)
     halo = [withStroke(linewidth=3, foreground=fill)] if inside and look else []
     numbers = f"{percent:.0f} %   {bar['time_us']:.0f} µs"
