@@ -3,6 +3,8 @@
 import dataclasses
 from collections.abc import Callable
 
+import jax
+
 from cmm.naive import all_gather_matmul_naive
 from cmm.ring import all_gather_matmul_ring, all_gather_matmul_ring_bidirectional
 
@@ -15,11 +17,30 @@ class Method:
       name: what `all_gather_matmul(method=...)` takes.
       title: what tables and figures print.
       function: `function(lhs, rhs, axis_name, *, dtype, precision)`.
+      needs_hopper: whether it runs on Hopper GPUs only (and inside `cmm.interpret.simulate`).
     """
 
     name: str
     title: str
     function: Callable
+    needs_hopper: bool = False
+
+
+def _one_kernel(lhs, rhs, axis_name, *, dtype=None, precision=None):
+    """Calls `cmm.all_gather_lhs_matmul` after a check of the one argument that it does not have."""
+    if precision is not None:
+        raise ValueError(
+            f'method="pallas" takes no precision, got {precision!r}: products of float16 and bfloat16 are exact and '
+            "are added up in float32. Leave precision out, or use method='naive'."
+        )
+    return _hopper().all_gather_lhs_matmul(lhs, rhs, axis_name, dtype=dtype)
+
+
+def _hopper():
+    """Returns `cmm.hopper`, which imports Pallas: too slow for those who do not use it."""
+    import cmm.hopper
+
+    return cmm.hopper
 
 
 METHODS = {
@@ -28,6 +49,7 @@ METHODS = {
         Method("naive", "all-gather + matmul", all_gather_matmul_naive),
         Method("ring", "ring", all_gather_matmul_ring),
         Method("ring_bidirectional", "ring, both ways", all_gather_matmul_ring_bidirectional),
+        Method("pallas", "one Pallas kernel", _one_kernel, needs_hopper=True),
     )
 }
 
@@ -39,11 +61,12 @@ def all_gather_matmul(lhs, rhs, axis_name, *, method="auto", dtype=None, precisi
       lhs: `[m_shard, k]`, this device's rows of the activations; float16, bfloat16 or float32.
       rhs: `[k, n_shard]`, this device's columns of the weights; same dtype.
       axis_name: mesh axis over which the rows of the activations are sharded.
-      method: "auto", or a key of `cmm.METHODS`. "auto" takes "naive": as XLA compiles it by default, the ring was
-        slower on every GPU measured so far, because NCCL's transfers wait for the matmul to free the multiprocessors.
-        See `cmm.COPY_ENGINE_OPTIONS` for the compiler option that changes this.
+      method: "auto", or a key of `cmm.METHODS`. "auto" takes "pallas" on Hopper GPUs where operands and mesh are fit
+        for it, and "naive" otherwise: as XLA compiles it by default, the ring was slower on every GPU measured so far,
+        because NCCL's transfers wait for the matmul to free the multiprocessors. See `cmm.COPY_ENGINE_OPTIONS` for
+        the compiler option that changes this. "pallas" insists on the kernel and says why it cannot run.
       dtype: dtype of the result, by default that of `lhs`. Accumulation is in float32.
-      precision: as in `jax.lax.dot`. By default float32 operands are multiplied in full float32.
+      precision: as in `jax.lax.dot`. By default float32 operands are multiplied in full float32. "pallas" takes none.
 
     Returns:
       `[axis_size * m_shard, n_shard]`, this device's columns of the product. All methods agree up to rounding, and
@@ -51,11 +74,31 @@ def all_gather_matmul(lhs, rhs, axis_name, *, method="auto", dtype=None, precisi
 
     Raises:
       ValueError: the method is unknown, or operands or axis are not fit for it; the message says why.
+      NotImplementedError: "pallas" on a machine or with a dtype that its kernel does not run on. Never with "auto",
+        except where the mesh holds all devices of the machine in another order than theirs: JAX finds that out while
+        it compiles the kernel, and names the devices.
 
     Cost: `2 * axis_size * m_shard * k * n_shard` FLOPs; each device receives `(axis_size - 1) * m_shard * k` elements.
     """
     if method != "auto" and method not in METHODS:
         known = ", ".join(repr(name) for name in ("auto", *METHODS))
         raise ValueError(f"method={method!r} is unknown. Known methods: {known}.")
-    name = "naive" if method == "auto" else method
+    name = method
+    if method == "auto":
+        name = "pallas" if precision is None and _kernel_fits(lhs, rhs, axis_name, dtype) else "naive"
     return METHODS[name].function(lhs, rhs, axis_name, dtype=dtype, precision=precision)
+
+
+def _kernel_fits(lhs, rhs, axis_name, dtype) -> bool:
+    """Whether these operands, mesh and GPUs are fit for the kernel, as far as can be known before compilation."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.abstract_device is None or mesh.abstract_device.platform not in ("gpu", "cuda"):
+        return False
+    # The kernel needs devices 0, 1, 2, ... While it is traced nobody can see which devices a mesh holds, only how many.
+    if mesh.size != jax.device_count() or mesh.shape.get(axis_name, 1) == 1:
+        return False
+    try:
+        _hopper().plan_ring(lhs, rhs, axis_name, dtype=dtype)
+    except (ValueError, NotImplementedError):
+        return False
+    return True

@@ -66,6 +66,25 @@ def test_two_rings_along_one_axis_of_a_mesh(make_case, axis):
     case.assert_right(out)
 
 
+@pytest.mark.parametrize("in_axes", [(0, 0), (0, None)])
+def test_vmap(make_case, in_axes):
+    cases = [make_case(128, 128, 64, "float16", (3,), seed=seed) for seed in range(2)]
+    batch = [jnp.stack([getattr(case, name) for case in cases]) for name in ("lhs", "rhs")]
+    operands = [whole if axis == 0 else whole[0] for whole, axis in zip(batch, in_axes, strict=True)]
+
+    def body(lhs, rhs):
+        one = functools.partial(cmm.all_gather_matmul, axis_name="x", method="pallas")
+        return jax.vmap(one, in_axes)(lhs, rhs)
+
+    specs = [P(None, *spec) if axis == 0 else spec for spec, axis in zip((P("x"), P(None, "x")), in_axes, strict=True)]
+    run = jax.shard_map(body, mesh=cases[0].mesh, in_specs=tuple(specs), out_specs=P(None, None, "x"), axis_names={"x"})
+    with ci.simulate(core_count=2, seed=0) as sim:
+        out = sim.run(jax.jit(run), *operands)
+    for index, case in enumerate(cases):
+        case.rhs64 = case.rhs64 if in_axes[1] == 0 else cases[0].rhs64
+        case.assert_right(out[index])
+
+
 def test_repeated_calls_give_the_same_bits(make_case):
     case = make_case(256, 128, 128, "bfloat16", (3,))
     first = np.asarray(_run(case, 2, seed=0)[0].astype(jnp.float32))
@@ -121,6 +140,31 @@ def test_ring_lowers_for_cuda(config, axis_size):
         out_specs=P(None, "x"),
     )
     assert text.count("mosaic_gpu_v2") == 1
+
+
+def _lower_auto(axis_size=8, m_shard=1024, dtype=jnp.float16, **options):
+    return ci.lower_for_cuda(
+        lambda lhs, rhs: cmm.all_gather_matmul(lhs, rhs, "x", **options),
+        jax.ShapeDtypeStruct((m_shard * axis_size, 4096), dtype),
+        jax.ShapeDtypeStruct((4096, 4096 * axis_size), dtype),
+        mesh_axes={"x": axis_size},
+        in_specs=(P("x", None), P(None, "x")),
+        out_specs=P(None, "x"),
+    )
+
+
+def test_auto_takes_the_kernel():
+    assert _lower_auto().count("mosaic_gpu_v2") == 1
+
+
+@pytest.mark.parametrize(
+    "unfit",
+    [{"axis_size": 4}, {"m_shard": 1000}, {"dtype": jnp.float32}, {"precision": "highest"}],
+    ids=["the mesh does not hold all devices", "no tile divides the shape", "dtype", "precision is for the others"],
+)
+def test_auto_takes_another_method_where_the_kernel_does_not_fit(unfit):
+    with pytest.raises(ValueError, match="the lowered program holds no Mosaic GPU kernel"):
+        _lower_auto(**unfit)
 
 
 def test_ring_along_one_axis_of_a_mesh_lowers_for_cuda():

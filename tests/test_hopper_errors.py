@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
+import cmm
 import cmm.interpret as ci
-from cmm.hopper import TuningConfig, all_gather_lhs_matmul, default_config
+from cmm.hopper import TuningConfig, all_gather_lhs_matmul, default_config, peer_access, requirements
 from cmm.hopper.config import MAX_SMEM_BYTES
 
 SMALL = TuningConfig(tile_m=64, tile_n=64, tile_k=64, max_concurrent_steps=2)
@@ -112,3 +113,54 @@ def test_an_axis_that_is_left_to_the_compiler(make_case):
     with ci.simulate():
         with pytest.raises(ValueError, match="leaves the axes 'y' to the compiler"):
             _trace(make_case, *GOOD, (2, 2), axis_names={"x"}, check_vma=False)
+
+
+def test_precision(make_case):
+    case = make_case(128, 128, 64, "float16", (2,))
+    with pytest.raises(ValueError, match="method=\"pallas\" takes no precision, got 'highest'"):
+        case.program(cmm.all_gather_matmul, method="pallas", precision="highest")(case.lhs, case.rhs)
+
+
+def test_several_processes(make_case, monkeypatch):
+    monkeypatch.setattr(requirements.jax, "process_count", lambda: 4)
+    with pytest.raises(NotImplementedError, match='all GPUs in one process, here are 4 processes.*method="ring"'):
+        requirements.check_peers()
+
+
+class _Driver:
+    """Stands in for the CUDA driver: some pairs of GPUs have no peer access, and some calls fail."""
+
+    def __init__(self, missing=(), error=0):
+        self.missing, self.error = missing, error
+
+    def cuDeviceCanAccessPeer(self, answer, ordinal, peer):  # noqa: N802
+        answer._obj.value = (ordinal.value, peer.value) not in self.missing
+        return self.error
+
+
+def _pretend_gpus(monkeypatch, driver):
+    monkeypatch.setattr(peer_access.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(peer_access.ctypes, "CDLL", lambda name: driver)
+    monkeypatch.setattr(type(jax.devices()[0]), "local_hardware_id", property(lambda device: device.id), raising=False)
+    monkeypatch.setattr(requirements, "pair_without_peer_access", peer_access.pair_without_peer_access.__wrapped__)
+
+
+def test_gpus_without_peer_access(monkeypatch):
+    with monkeypatch.context() as patch:
+        _pretend_gpus(patch, _Driver(missing={(1, 2)}))
+        with pytest.raises(NotImplementedError, match="GPU 1 has no peer access to GPU 2.*CUDA_VISIBLE_DEVICES"):
+            requirements.check_peers()
+        _pretend_gpus(patch, _Driver())
+        requirements.check_peers()
+        _pretend_gpus(patch, _Driver(error=101))
+        with pytest.raises(RuntimeError, match="CUDA error 101"):
+            requirements.check_peers()
+
+
+def test_devices_in_another_order(make_case, monkeypatch):
+    # Only compilation can find it out: while a kernel is traced nobody sees which devices a mesh holds.
+    monkeypatch.setattr("cmm.hopper.ring_kernel.check_machine", lambda: 132)
+    case = make_case(128, 128, 64, "float16", (2,), devices=jax.devices("cpu")[1::-1])
+    traced = case.program(functools.partial(all_gather_lhs_matmul, config=SMALL)).trace(case.lhs, case.rhs)
+    with pytest.raises(NotImplementedError, match=r"row-major device ids. Got: \[1 0\]"):
+        traced.lower(lowering_platforms=("cuda",))

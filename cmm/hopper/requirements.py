@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from cmm import interpret
 from cmm.checks import check_dtype, check_operands
+from cmm.hopper.peer_access import pair_without_peer_access
 
 # Names of GPUs with compute capability 9.0, as drivers spell them.
 _HOPPER_NAMES = ("H100", "H200", "H800", "H20", "GH200")
@@ -68,4 +69,25 @@ def check_all_axes_manual(axis_name) -> None:
         raise ValueError(
             f"The kernel runs along {axis_name!r}, but jax.shard_map leaves the axes {', '.join(map(repr, rest))} to "
             "the compiler, which cannot partition a kernel. Let axis_names of jax.shard_map hold every axis."
+        )
+
+
+def check_peers() -> None:
+    """Checks that a kernel may write to the memory of other GPUs: one process, and peer access between its GPUs.
+
+    Raises:
+      NotImplementedError: several processes, or two GPUs without peer access.
+    """
+    if interpret.is_active():
+        return
+    if jax.process_count() > 1:
+        raise NotImplementedError(
+            f"The kernel needs all GPUs in one process, here are {jax.process_count()} processes: JAX does not tell it "
+            f"where the memory of other processes lies. {_ELSEWHERE}."
+        )
+    pair = pair_without_peer_access()
+    if pair:
+        raise NotImplementedError(
+            f"The kernel writes to the memory of other GPUs, but GPU {pair[0]} has no peer access to GPU {pair[1]}. "
+            f"Leave one of them out with CUDA_VISIBLE_DEVICES. {_ELSEWHERE}."
         )

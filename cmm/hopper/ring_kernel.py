@@ -29,16 +29,18 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 from jax import lax
+from jax.custom_batching import sequential_vmap
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from cmm.checks import check_axis
+from cmm.checks import check_call
 from cmm.hopper import roles
 from cmm.hopper.config import TuningConfig, default_config
 from cmm.hopper.matmul import launch_roles, matmul, persistent_kernel
 from cmm.hopper.plan import Plan
-from cmm.hopper.requirements import check_all_axes_manual, check_kernel_operands, check_machine
+from cmm.hopper.requirements import check_all_axes_manual, check_kernel_operands, check_machine, check_peers
 from cmm.naive import all_gather_matmul_naive
 from cmm.schedule import neighbour, shard_at
 
@@ -62,7 +64,9 @@ def all_gather_lhs_matmul(lhs, rhs, axis_name, *, config: TuningConfig | None = 
     Raises:
       ValueError: operands or axis do not fit, a tile does not divide its dimension, shared memory does not do, or
         `jax.shard_map` leaves an axis of the mesh to the compiler.
-      NotImplementedError: no Hopper GPUs, or a dtype other than float16 and bfloat16.
+      NotImplementedError: no Hopper GPUs, GPUs that do not reach each other's memory, several processes, or a dtype
+        other than float16 and bfloat16. While it is compiled, JAX raises it if the devices of the mesh are not 0, 1,
+        2, ... in this order.
 
     Cost: `2 * axis_size * m_shard * k * n_shard` FLOPs; sends `(axis_size - 1) * m_shard * k` elements, and needs a
     scratch buffer of as many. Runs on Hopper GPUs that one process drives and that reach each other's memory, and
@@ -70,20 +74,38 @@ def all_gather_lhs_matmul(lhs, rhs, axis_name, *, config: TuningConfig | None = 
 
     Source: "Collective matrix multiplication" in the JAX documentation (Pallas:Mosaic GPU).
     """
-    dtype = check_kernel_operands(lhs, rhs, dtype)
-    axis_size = check_axis(axis_name)
+    plan, dtype = plan_ring(lhs, rhs, axis_name, config=config, dtype=dtype)
+    if lax.axis_size(axis_name) == 1:
+        return _with_axes(matmul(lhs, rhs, config=plan.config, dtype=dtype), lhs, rhs, axis_name)
+    return _ring(lhs, rhs, axis_name, plan, dtype)
+
+
+def plan_ring(lhs, rhs, axis_name, *, config: TuningConfig | None = None, dtype=None) -> tuple[Plan, jnp.dtype]:
+    """Checks a call of `all_gather_lhs_matmul`; returns how a step is cut into tiles, and the dtype of the result.
+
+    Raises:
+      ValueError, NotImplementedError: as `all_gather_lhs_matmul` does.
+    """
+    dtype, axis_size = check_call(lhs, rhs, axis_name, dtype)
+    check_kernel_operands(lhs, rhs, dtype)
     check_all_axes_manual(axis_name)
     (m_shard, k), n_shard = lhs.shape, rhs.shape[1]
     config = config or default_config(m_shard, n_shard, k, lhs.dtype)
     config.check(m_shard, n_shard, k, lhs.dtype)
     plan = Plan(m_shard, n_shard, k, config, check_machine())
-    if axis_size == 1:
-        return _with_axes(matmul(lhs, rhs, config=config, dtype=dtype), lhs, rhs, axis_name)
-    return _ring(lhs, rhs, axis_name, plan, dtype)
+    if axis_size > 1:
+        check_peers()
+    return plan, dtype
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4))
 def _ring(lhs, rhs, axis_name, plan, dtype):
+    # One call after another for a batch. JAX would give the kernel one more grid axis, and the calls of a batch would
+    # share their semaphores.
+    return sequential_vmap(functools.partial(_launch, axis_name, plan, dtype))(lhs, rhs)
+
+
+def _launch(axis_name, plan, dtype, lhs, rhs):
     axis_size = lax.axis_size(axis_name)
     body = functools.partial(_body, plan, axis_name, axis_size)
     out, _ = persistent_kernel(
