@@ -5,7 +5,7 @@ from cmm.naive import all_gather_matmul_naive
 from cmm.ring import COPY_ENGINE_OPTIONS, all_gather_matmul_ring, all_gather_matmul_ring_bidirectional
 
 # Looked up in cmm.hopper when first used: it imports Pallas.
-_KERNELS = ("MatmulDimension", "TuningConfig", "all_gather_lhs_matmul", "matmul")
+_KERNELS = ("MatmulDimension", "TuningConfig", "all_gather_lhs_matmul", "all_gather_lhs_matmul_fast", "matmul")
 
 __all__ = [
     "COPY_ENGINE_OPTIONS",
@@ -13,6 +13,7 @@ __all__ = [
     "MatmulDimension",
     "TuningConfig",
     "all_gather_lhs_matmul",
+    "all_gather_lhs_matmul_fast",
     "all_gather_matmul",
     "all_gather_matmul_naive",
     "all_gather_matmul_ring",

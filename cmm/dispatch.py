@@ -26,14 +26,22 @@ class Method:
     needs_hopper: bool = False
 
 
-def _one_kernel(lhs, rhs, axis_name, *, dtype=None, precision=None):
-    """Calls `cmm.all_gather_lhs_matmul` after a check of the one argument that it does not have."""
+def _pallas(lhs, rhs, axis_name, *, dtype=None, precision=None):
+    _refuse_precision(precision, "pallas")
+    return _hopper().all_gather_lhs_matmul(lhs, rhs, axis_name, dtype=dtype)
+
+
+def _pallas_fast(lhs, rhs, axis_name, *, dtype=None, precision=None):
+    _refuse_precision(precision, "pallas_fast")
+    return _hopper().all_gather_lhs_matmul_fast(lhs, rhs, axis_name, dtype=dtype)
+
+
+def _refuse_precision(precision, name):
     if precision is not None:
         raise ValueError(
-            f'method="pallas" takes no precision, got {precision!r}: products of float16 and bfloat16 are exact and '
-            "are added up in float32. Leave precision out, or use method='naive'."
+            f"method={name!r} takes no precision, got {precision!r}: products of float16 and bfloat16 are exact "
+            "and are added up in float32. Leave precision out, or use method='naive'."
         )
-    return _hopper().all_gather_lhs_matmul(lhs, rhs, axis_name, dtype=dtype)
 
 
 def _hopper():
@@ -49,7 +57,8 @@ METHODS = {
         Method("naive", "all-gather + matmul", all_gather_matmul_naive),
         Method("ring", "ring", all_gather_matmul_ring),
         Method("ring_bidirectional", "ring, both ways", all_gather_matmul_ring_bidirectional),
-        Method("pallas", "one Pallas kernel", _one_kernel, needs_hopper=True),
+        Method("pallas", "one kernel", _pallas, needs_hopper=True),
+        Method("pallas_fast", "one kernel, fast", _pallas_fast, needs_hopper=True),
     )
 }
 
@@ -61,12 +70,12 @@ def all_gather_matmul(lhs, rhs, axis_name, *, method="auto", dtype=None, precisi
       lhs: `[m_shard, k]`, this device's rows of the activations; float16, bfloat16 or float32.
       rhs: `[k, n_shard]`, this device's columns of the weights; same dtype.
       axis_name: mesh axis over which the rows of the activations are sharded.
-      method: "auto", or a key of `cmm.METHODS`. "auto" takes "pallas" on Hopper GPUs where operands and mesh are fit
-        for it, and "naive" otherwise: as XLA compiles it by default, the ring was slower on every GPU measured so far,
-        because NCCL's transfers wait for the matmul to free the multiprocessors. See `cmm.COPY_ENGINE_OPTIONS` for
-        the compiler option that changes this. "pallas" insists on the kernel and says why it cannot run.
+      method: "auto", or a key of `cmm.METHODS`. "auto" takes "pallas_fast" on Hopper GPUs where operands and mesh are
+        fit for it, and "naive" otherwise. As XLA compiles it by default, the ring was slower than "naive" on every GPU
+        measured so far, because NCCL's transfers wait for the matmul to free the multiprocessors: see
+        `cmm.COPY_ENGINE_OPTIONS`. "pallas" and "pallas_fast" insist on a kernel and say why it cannot run.
       dtype: dtype of the result, by default that of `lhs`. Accumulation is in float32.
-      precision: as in `jax.lax.dot`. By default float32 operands are multiplied in full float32. "pallas" takes none.
+      precision: as in `jax.lax.dot`. By default float32 operands are multiplied in full float32. Kernels take none.
 
     Returns:
       `[axis_size * m_shard, n_shard]`, this device's columns of the product. All methods agree up to rounding, and
@@ -74,7 +83,7 @@ def all_gather_matmul(lhs, rhs, axis_name, *, method="auto", dtype=None, precisi
 
     Raises:
       ValueError: the method is unknown, or operands or axis are not fit for it; the message says why.
-      NotImplementedError: "pallas" on a machine or with a dtype that its kernel does not run on. Never with "auto",
+      NotImplementedError: a kernel on a machine or with a dtype that it does not run on. Never with "auto",
         except where the mesh holds all devices of the machine in another order than theirs: JAX finds that out while
         it compiles the kernel, and names the devices.
 
@@ -85,12 +94,12 @@ def all_gather_matmul(lhs, rhs, axis_name, *, method="auto", dtype=None, precisi
         raise ValueError(f"method={method!r} is unknown. Known methods: {known}.")
     name = method
     if method == "auto":
-        name = "pallas" if precision is None and _kernel_fits(lhs, rhs, axis_name, dtype) else "naive"
+        name = "pallas_fast" if precision is None and _kernel_fits(lhs, rhs, axis_name, dtype) else "naive"
     return METHODS[name].function(lhs, rhs, axis_name, dtype=dtype, precision=precision)
 
 
 def _kernel_fits(lhs, rhs, axis_name, dtype) -> bool:
-    """Whether these operands, mesh and GPUs are fit for the kernel, as far as can be known before compilation."""
+    """Whether these operands, mesh and GPUs are fit for the kernels, as far as can be known before compilation."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.abstract_device is None or mesh.abstract_device.platform not in ("gpu", "cuda"):
         return False
@@ -98,7 +107,7 @@ def _kernel_fits(lhs, rhs, axis_name, dtype) -> bool:
     if mesh.size != jax.device_count() or mesh.shape.get(axis_name, 1) == 1:
         return False
     try:
-        _hopper().plan_ring(lhs, rhs, axis_name, dtype=dtype)
+        _hopper().plan_fast(lhs, rhs, axis_name, dtype=dtype)
     except (ValueError, NotImplementedError):
         return False
     return True

@@ -11,7 +11,10 @@ from jax.sharding import PartitionSpec as P
 
 import cmm
 import cmm.interpret as ci
-from cmm.hopper import MatmulDimension, TuningConfig, all_gather_lhs_matmul, matmul
+from cmm.hopper import MatmulDimension, TuningConfig, all_gather_lhs_matmul, all_gather_lhs_matmul_fast, matmul
+
+KERNELS = {"readable": all_gather_lhs_matmul, "fast": all_gather_lhs_matmul_fast}
+each_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 
 SMALL = TuningConfig(tile_m=64, tile_n=64, tile_k=64, max_concurrent_steps=2)
 CONFIGS = {
@@ -24,56 +27,61 @@ CONFIGS = {
 }
 
 
-def _run(case, core_count=1, config=SMALL, seed=None, **options):
-    function = functools.partial(all_gather_lhs_matmul, config=config)
+def _run(kernel, case, core_count=1, config=SMALL, seed=None, **options):
+    function = functools.partial(kernel, config=config)
     with ci.simulate(core_count=core_count, seed=seed, **options) as sim:
         out = sim.run(case.program(function), case.lhs, case.rhs)
     return out, sim
 
 
+@each_kernel
 @pytest.mark.parametrize("core_count", [1, 3])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("axis_size", [1, 2, 3, 4, 8])
-def test_ring(make_case, axis_size, dtype, core_count):
+def test_ring(make_case, axis_size, dtype, core_count, kernel):
     case = make_case(128, 128, 64, dtype, (axis_size,), seed=axis_size)
-    out, sim = _run(case, core_count, seed=1)
+    out, sim = _run(kernel, case, core_count, seed=1)
     case.assert_right(out)
     one_shard = 128 * 128 * 2
     assert [sim.bytes_sent(device=d) for d in range(axis_size)] == [(axis_size - 1) * one_shard] * axis_size
 
 
+@each_kernel
 @pytest.mark.parametrize("core_count", [1, 2, 3])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_several_tiles_per_cta(make_case, config, core_count):
+def test_several_tiles_per_cta(make_case, config, core_count, kernel):
     # 2 x 2 tiles or more on at most 3 CTAs: each CTA has several tiles, and not all have as many.
-    case = make_case(256, 128, 128, "float16", (3,))
-    out, _ = _run(case, core_count, config, seed=2)
+    case = make_case(256, 256, 128, "float16", (3,))
+    out, _ = _run(kernel, case, core_count, config, seed=2)
     case.assert_right(out)
 
 
+@each_kernel
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("late", [ci.Late(3e-6, device=0, cta=0), ci.Late(1e-4, device=1), ci.Late(2e-5, thread=0)])
-def test_late_threads(make_case, late, seed):
-    case = make_case(256, 128, 128, "float16", (3,), seed=seed)
-    out, _ = _run(case, 2, seed=seed, late=late)
+def test_late_threads(make_case, late, seed, kernel):
+    case = make_case(256, 256, 128, "float16", (3,), seed=seed)
+    out, _ = _run(kernel, case, 2, seed=seed, late=late)
     case.assert_right(out)
 
 
+@each_kernel
 @pytest.mark.parametrize("axis", ["x", "y"])
-def test_two_rings_along_one_axis_of_a_mesh(make_case, axis):
+def test_two_rings_along_one_axis_of_a_mesh(make_case, axis, kernel):
     case = make_case(128, 128, 64, "float16", (2, 2), axis)
-    out, _ = _run(case, 2, seed=0)
+    out, _ = _run(kernel, case, 2, seed=0)
     case.assert_right(out)
 
 
+@pytest.mark.parametrize("method", [name for name, method in cmm.METHODS.items() if method.needs_hopper])
 @pytest.mark.parametrize("in_axes", [(0, 0), (0, None)])
-def test_vmap(make_case, in_axes):
+def test_vmap(make_case, in_axes, method):
     cases = [make_case(128, 128, 64, "float16", (3,), seed=seed) for seed in range(2)]
     batch = [jnp.stack([getattr(case, name) for case in cases]) for name in ("lhs", "rhs")]
     operands = [whole if axis == 0 else whole[0] for whole, axis in zip(batch, in_axes, strict=True)]
 
     def body(lhs, rhs):
-        one = functools.partial(cmm.all_gather_matmul, axis_name="x", method="pallas")
+        one = functools.partial(cmm.all_gather_matmul, axis_name="x", method=method)
         return jax.vmap(one, in_axes)(lhs, rhs)
 
     specs = [P(None, *spec) if axis == 0 else spec for spec, axis in zip((P("x"), P(None, "x")), in_axes, strict=True)]
@@ -85,11 +93,12 @@ def test_vmap(make_case, in_axes):
         case.assert_right(out[index])
 
 
-def test_repeated_calls_give_the_same_bits(make_case):
+@each_kernel
+def test_repeated_calls_give_the_same_bits(make_case, kernel):
     case = make_case(256, 128, 128, "bfloat16", (3,))
-    first = np.asarray(_run(case, 2, seed=0)[0].astype(jnp.float32))
+    first = np.asarray(_run(kernel, case, 2, seed=0)[0].astype(jnp.float32))
     for seed in range(1, 4):
-        np.testing.assert_array_equal(np.asarray(_run(case, 2, seed=seed)[0].astype(jnp.float32)), first)
+        np.testing.assert_array_equal(np.asarray(_run(kernel, case, 2, seed=seed)[0].astype(jnp.float32)), first)
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
@@ -101,16 +110,18 @@ def test_local_matmul(make_case, config):
     case.assert_right(out)
 
 
-def test_result_dtype(make_case):
+@each_kernel
+def test_result_dtype(make_case, kernel):
     case = make_case(128, 128, 64, "float16", (2,))
-    function = functools.partial(all_gather_lhs_matmul, config=SMALL, dtype="bfloat16")
+    function = functools.partial(kernel, config=SMALL, dtype="bfloat16")
     with ci.simulate() as sim:
         out = sim.run(case.program(function), case.lhs, case.rhs)
     assert out.dtype == jnp.bfloat16
     case.assert_right(out)
 
 
-def test_gradients_are_those_of_the_plain_method(make_case):
+@each_kernel
+def test_gradients_are_those_of_the_plain_method(make_case, kernel):
     case = make_case(128, 128, 64, "float16", (2,))
     weights = case.put(np.random.default_rng(1).normal(size=(256, 128)), "float32", case.columns)
 
@@ -119,7 +130,7 @@ def test_gradients_are_those_of_the_plain_method(make_case):
         return jax.jit(jax.grad(lambda *operands: jnp.sum(run(*operands).astype(jnp.float32) ** 2 * weights), (0, 1)))
 
     with ci.simulate() as sim:
-        ours = sim.run(gradients(functools.partial(all_gather_lhs_matmul, config=SMALL)), case.lhs, case.rhs)
+        ours = sim.run(gradients(functools.partial(kernel, config=SMALL)), case.lhs, case.rhs)
     for mine, plain in zip(ours, gradients(cmm.all_gather_matmul_naive)(case.lhs, case.rhs), strict=True):
         difference = np.asarray(mine, np.float32) - np.asarray(plain, np.float32)
         assert np.linalg.norm(difference) < 2e-3 * np.linalg.norm(np.asarray(plain, np.float32))
@@ -128,11 +139,12 @@ def test_gradients_are_those_of_the_plain_method(make_case):
 LOWERED = {"default": TuningConfig(), "side by side": TuningConfig(128, 128, wg_dimension=MatmulDimension.N)}
 
 
+@each_kernel
 @pytest.mark.parametrize("axis_size", [1, 2, 4, 8])
 @pytest.mark.parametrize("config", LOWERED.values(), ids=LOWERED)
-def test_ring_lowers_for_cuda(config, axis_size):
+def test_ring_lowers_for_cuda(config, axis_size, kernel):
     text = ci.lower_for_cuda(
-        lambda lhs, rhs: all_gather_lhs_matmul(lhs, rhs, "x", config=config),
+        lambda lhs, rhs: kernel(lhs, rhs, "x", config=config),
         jax.ShapeDtypeStruct((1024 * axis_size, 4096), jnp.float16),
         jax.ShapeDtypeStruct((4096, 4096 * axis_size), jnp.float16),
         mesh_axes={"x": axis_size},
@@ -167,9 +179,10 @@ def test_auto_takes_another_method_where_the_kernel_does_not_fit(unfit):
         _lower_auto(**unfit)
 
 
-def test_ring_along_one_axis_of_a_mesh_lowers_for_cuda():
+@each_kernel
+def test_ring_along_one_axis_of_a_mesh_lowers_for_cuda(kernel):
     text = ci.lower_for_cuda(
-        lambda lhs, rhs: all_gather_lhs_matmul(lhs, rhs, "y"),
+        lambda lhs, rhs: kernel(lhs, rhs, "y"),
         jax.ShapeDtypeStruct((2048, 4096), jnp.bfloat16),
         jax.ShapeDtypeStruct((4096, 8192), jnp.bfloat16),
         mesh_axes={"x": 2, "y": 2},

@@ -115,10 +115,11 @@ def test_an_axis_that_is_left_to_the_compiler(make_case):
             _trace(make_case, *GOOD, (2, 2), axis_names={"x"}, check_vma=False)
 
 
-def test_precision(make_case):
+@pytest.mark.parametrize("method", ["pallas", "pallas_fast"])
+def test_precision(make_case, method):
     case = make_case(128, 128, 64, "float16", (2,))
-    with pytest.raises(ValueError, match="method=\"pallas\" takes no precision, got 'highest'"):
-        case.program(cmm.all_gather_matmul, method="pallas", precision="highest")(case.lhs, case.rhs)
+    with pytest.raises(ValueError, match=f"method='{method}' takes no precision, got 'highest'"):
+        case.program(cmm.all_gather_matmul, method=method, precision="highest")(case.lhs, case.rhs)
 
 
 def test_several_processes(make_case, monkeypatch):
@@ -159,7 +160,7 @@ def test_gpus_without_peer_access(monkeypatch):
 
 def test_devices_in_another_order(make_case, monkeypatch):
     # Only compilation can find it out: while a kernel is traced nobody sees which devices a mesh holds.
-    monkeypatch.setattr("cmm.hopper.ring_kernel.check_machine", lambda: 132)
+    monkeypatch.setattr("cmm.hopper.calls.check_machine", lambda: requirements.Gpu("NVIDIA H200", 132))
     case = make_case(128, 128, 64, "float16", (2,), devices=jax.devices("cpu")[1::-1])
     traced = case.program(functools.partial(all_gather_lhs_matmul, config=SMALL)).trace(case.lhs, case.rhs)
     with pytest.raises(NotImplementedError, match=r"row-major device ids. Got: \[1 0\]"):

@@ -33,6 +33,9 @@ class TuningConfig:
       grid_minor_dim: the dimension along which neighbouring CTAs differ first (see `plgpu.planar_snake`).
       grid_tile_width: how many tiles wide the snake is.
       wg_dimension: whether the two warpgroups of a CTA lie above each other (M) or side by side (N).
+      chunks: fast kernel only: into how many parts of k a row of tiles is cut that are announced one by one; `None` for
+        a choice by the shape (see `cmm.hopper.sends`).
+      signal_lag: fast kernel only: so many products after a send its completion is awaited; `None` likewise.
     """
 
     tile_m: int = 64
@@ -44,12 +47,18 @@ class TuningConfig:
     grid_minor_dim: MatmulDimension = MatmulDimension.M
     grid_tile_width: int = 8
     wg_dimension: MatmulDimension = MatmulDimension.M
+    chunks: int | None = None
+    signal_lag: int | None = None
 
     def __post_init__(self):
         for name in ("tile_m", "tile_n", "tile_k", "epi_tile_m", "epi_tile_n", "grid_tile_width"):
             value = getattr(self, name)
             if not (value is None and name.startswith("epi_")) and not (isinstance(value, int) and value >= 1):
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+        for name, least in (("chunks", 1), ("signal_lag", 0)):
+            value = getattr(self, name)
+            if not (value is None or (isinstance(value, int) and value >= least)):
+                raise ValueError(f"{name} must be a whole number of at least {least}, or None, got {value!r}.")
         for name in ("grid_minor_dim", "wg_dimension"):
             if not isinstance(getattr(self, name), MatmulDimension):
                 raise ValueError(f"{name} must be MatmulDimension.M or MatmulDimension.N, got {getattr(self, name)!r}.")

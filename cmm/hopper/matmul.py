@@ -37,7 +37,7 @@ def matmul(lhs, rhs, *, config: TuningConfig | None = None, dtype=None):
     (m, k), n = lhs.shape, rhs.shape[1]
     config = config or default_config(m, n, k, lhs.dtype)
     config.check(m, n, k, lhs.dtype)
-    plan = Plan(m, n, k, config, check_machine())
+    plan = Plan(m, n, k, config, check_machine().core_count)
 
     def body(lhs_gmem, rhs_gmem, out_gmem):
         launch_roles(
@@ -63,7 +63,7 @@ def persistent_kernel(plan: Plan, body, out_type):
     )
 
 
-def launch_roles(plan: Plan, dtype, out_dtype, load, multiply) -> None:
+def launch_roles(plan: Plan, dtype, out_dtype, load, multiply, readers: int = 2) -> None:
     """Gives every warpgroup of a CTA its role: `load(memory)` for one of them, `multiply(memory)` for two."""
 
     def cta(**memory):
@@ -80,4 +80,4 @@ def launch_roles(plan: Plan, dtype, out_dtype, load, multiply) -> None:
             multiply(memory)
             plgpu.wait_smem_to_gmem(0)  # The result has left shared memory before the CTA does.
 
-    pl.run_scoped(cta, collective_axes="wg", **roles.memory(plan, dtype, out_dtype))
+    pl.run_scoped(cta, collective_axes="wg", **roles.memory(plan, dtype, out_dtype, readers))

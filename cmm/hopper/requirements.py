@@ -1,5 +1,7 @@
 """Can a Hopper kernel run here, with these operands? If not, say before anything is launched what would work."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
@@ -34,17 +36,27 @@ def check_kernel_operands(lhs, rhs, dtype) -> jnp.dtype:
     return jnp.dtype(dtype)
 
 
-def check_machine() -> int:
-    """Checks that the kernel is being traced for Hopper GPUs, or for simulated ones.
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """What a kernel needs to know of the GPU it is traced for.
 
-    Returns:
-      The number of multiprocessors of one GPU, which is the number of CTAs of a persistent kernel.
+    Attributes:
+      kind: its name, as JAX gives it.
+      core_count: number of multiprocessors, which is the number of CTAs of a persistent kernel.
+    """
+
+    kind: str
+    core_count: int
+
+
+def check_machine() -> Gpu:
+    """Checks that the kernel is being traced for Hopper GPUs, or for simulated ones.
 
     Raises:
       NotImplementedError: there are other devices.
     """
     if interpret.is_active():
-        return interpret.simulated_core_count()
+        return Gpu("simulated", interpret.simulated_core_count())
     device = jax.sharding.get_abstract_mesh().abstract_device
     if device is None:  # Outside shard_map, where the kernel goes to the default device.
         device = jax.devices()[0]
@@ -54,7 +66,7 @@ def check_machine() -> int:
             f"The kernel needs Hopper GPUs (such as H100 or H200), found {name} ({device.platform}). {_ELSEWHERE}; "
             "inside cmm.interpret.simulate this kernel does, too."
         )
-    return device.num_cores if hasattr(device, "num_cores") else device.core_count
+    return Gpu(name, device.num_cores if hasattr(device, "num_cores") else device.core_count)
 
 
 def check_all_axes_manual(axis_name) -> None:

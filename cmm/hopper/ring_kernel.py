@@ -29,19 +29,15 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 from jax import lax
-from jax.custom_batching import sequential_vmap
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from cmm.checks import check_call
 from cmm.hopper import roles
-from cmm.hopper.config import TuningConfig, default_config
-from cmm.hopper.matmul import launch_roles, matmul, persistent_kernel
+from cmm.hopper.calls import call_kernel, plan_ring
+from cmm.hopper.config import TuningConfig
+from cmm.hopper.matmul import launch_roles, persistent_kernel
 from cmm.hopper.plan import Plan
-from cmm.hopper.requirements import check_all_axes_manual, check_kernel_operands, check_machine, check_peers
-from cmm.naive import all_gather_matmul_naive
 from cmm.schedule import neighbour, shard_at
 
 _SENDER = 0  # The multiplier that sends.
@@ -54,7 +50,8 @@ def all_gather_lhs_matmul(lhs, rhs, axis_name, *, config: TuningConfig | None = 
       lhs: `[m_shard, k]`, this device's rows of the activations; float16 or bfloat16.
       rhs: `[k, n_shard]`, this device's columns of the weights; same dtype.
       axis_name: mesh axis over which the rows of the activations are sharded.
-      config: tiles and schedule; by default one that fits (`cmm.hopper.config.default_config`).
+      config: tiles and schedule; by default the fastest that is known for this problem (see `python -m cmm.tune`), or
+        one that fits.
       dtype: dtype of the result, by default that of `lhs`. Accumulation is in float32.
 
     Returns:
@@ -74,35 +71,8 @@ def all_gather_lhs_matmul(lhs, rhs, axis_name, *, config: TuningConfig | None = 
 
     Source: "Collective matrix multiplication" in the JAX documentation (Pallas:Mosaic GPU).
     """
-    plan, dtype = plan_ring(lhs, rhs, axis_name, config=config, dtype=dtype)
-    if lax.axis_size(axis_name) == 1:
-        return _with_axes(matmul(lhs, rhs, config=plan.config, dtype=dtype), lhs, rhs, axis_name)
-    return _ring(lhs, rhs, axis_name, plan, dtype)
-
-
-def plan_ring(lhs, rhs, axis_name, *, config: TuningConfig | None = None, dtype=None) -> tuple[Plan, jnp.dtype]:
-    """Checks a call of `all_gather_lhs_matmul`; returns how a step is cut into tiles, and the dtype of the result.
-
-    Raises:
-      ValueError, NotImplementedError: as `all_gather_lhs_matmul` does.
-    """
-    dtype, axis_size = check_call(lhs, rhs, axis_name, dtype)
-    check_kernel_operands(lhs, rhs, dtype)
-    check_all_axes_manual(axis_name)
-    (m_shard, k), n_shard = lhs.shape, rhs.shape[1]
-    config = config or default_config(m_shard, n_shard, k, lhs.dtype)
-    config.check(m_shard, n_shard, k, lhs.dtype)
-    plan = Plan(m_shard, n_shard, k, config, check_machine())
-    if axis_size > 1:
-        check_peers()
-    return plan, dtype
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4))
-def _ring(lhs, rhs, axis_name, plan, dtype):
-    # One call after another for a batch. JAX would give the kernel one more grid axis, and the calls of a batch would
-    # share their semaphores.
-    return sequential_vmap(functools.partial(_launch, axis_name, plan, dtype))(lhs, rhs)
+    plan, dtype = plan_ring("pallas", lhs, rhs, axis_name, config=config, dtype=dtype)
+    return call_kernel(_launch, lhs, rhs, axis_name, plan, dtype)
 
 
 def _launch(axis_name, plan, dtype, lhs, rhs):
@@ -116,26 +86,7 @@ def _launch(axis_name, plan, dtype, lhs, rhs):
             jax.ShapeDtypeStruct((axis_size - 1, plan.m, plan.k), lhs.dtype),  # received shards, one slot per step
         ),
     )(lhs, rhs)
-    return _with_axes(out, lhs, rhs, axis_name)
-
-
-@_ring.defjvp
-def _ring_jvp(axis_name, plan, dtype, primals, tangents):
-    naive = functools.partial(all_gather_matmul_naive, axis_name=axis_name, dtype=dtype)
-    (lhs, rhs), (d_lhs, d_rhs) = primals, tangents
-    return _ring(lhs, rhs, axis_name, plan, dtype), naive(d_lhs, rhs) + naive(lhs, d_rhs)
-
-
-def _with_axes(out, lhs, rhs, axis_name):
-    """Tells JAX over which mesh axes `out` differs: the same ones as the plain method's result. A kernel says none."""
-    plain = jax.eval_shape(functools.partial(all_gather_matmul_naive, axis_name=axis_name), lhs, rhs)
-    missing = _varying(plain) - _varying(jax.typeof(out))
-    return lax.pcast(out, tuple(missing), to="varying") if missing else out
-
-
-def _varying(aval) -> frozenset:
-    kind = aval.manual_axis_type  # None where jax.shard_map does not check (check_vma=False)
-    return kind.varying if kind else frozenset()
+    return out
 
 
 def _body(plan, axis_name, axis_size, lhs_gmem, rhs_gmem, out_gmem, scratch_gmem):

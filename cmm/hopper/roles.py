@@ -22,8 +22,15 @@ LOADER = 2  # The warpgroups 0 and 1 multiply.
 NUM_WARPGROUPS = 3
 
 
-def memory(plan: Plan, dtype, out_dtype) -> dict:
-    """Returns the shared memory and barriers of one CTA, as arguments for `pl.run_scoped`."""
+def memory(plan: Plan, dtype, out_dtype, readers: int = 2) -> dict:
+    """Returns the shared memory and barriers of one CTA, as arguments for `pl.run_scoped`.
+
+    Args:
+      plan: the tiles.
+      dtype: of the operands.
+      out_dtype: of the result.
+      readers: how many threads must let go of a stage before it is filled again: both multipliers, perhaps a sender.
+    """
     config = plan.config
     stages = config.max_concurrent_steps
     return {
@@ -31,7 +38,7 @@ def memory(plan: Plan, dtype, out_dtype) -> dict:
         "b_smem": _swizzled((stages, config.tile_k, config.cta_tile_n), dtype),
         "out_smem": _swizzled((2, config.epi_slots, config.epi_m, config.epi_n), out_dtype),
         "full": plgpu.Barrier(num_arrivals=2, num_barriers=stages),
-        "empty": plgpu.Barrier(num_arrivals=2, num_barriers=stages),
+        "empty": plgpu.Barrier(num_arrivals=readers, num_barriers=stages),
     }
 
 
@@ -41,7 +48,7 @@ def _swizzled(shape, dtype):
     return plgpu.SMEM(shape, dtype, transforms=(tiling, plgpu.SwizzleTransform(swizzle)))
 
 
-def load_tiles(plan: Plan, first_use, a_gmem, b_gmem, *, a_smem, b_smem, full, empty, **_):
+def load_tiles(plan: Plan, first_use, a_gmem, b_gmem, ready=None, *, a_smem, b_smem, full, empty, **_):
     """The loader's part of one step: fills a stage for every use of this CTA, as soon as the stage is empty.
 
     Args:
@@ -49,6 +56,7 @@ def load_tiles(plan: Plan, first_use, a_gmem, b_gmem, *, a_smem, b_smem, full, e
       first_use: number of the first use of this step.
       a_gmem: `[m, k]`, the shard of this step.
       b_gmem: `[k, n]`.
+      ready: called with row and k-step of a tile of A before it is loaded; returns when it is there.
     """
     stages, k_steps = plan.config.max_concurrent_steps, plan.k_steps
 
@@ -66,8 +74,10 @@ def load_tiles(plan: Plan, first_use, a_gmem, b_gmem, *, a_smem, b_smem, full, e
                 plgpu.barrier_wait(empty.at[stage])
 
             a_part, b_part = plan.a_slice(m_tile, k_step), plan.b_slice(k_step, n_tile)
-            plgpu.copy_gmem_to_smem(a_gmem.at[*a_part], a_smem.at[stage], full.at[stage])
             plgpu.copy_gmem_to_smem(b_gmem.at[*b_part], b_smem.at[stage], full.at[stage])
+            if ready is not None:
+                ready(m_tile, k_step)
+            plgpu.copy_gmem_to_smem(a_gmem.at[*a_part], a_smem.at[stage], full.at[stage])
 
 
 def multiply_tiles(plan: Plan, first_use, out_gmem, send=None, *, a_smem, b_smem, out_smem, full, empty):

@@ -1,0 +1,89 @@
+"""What every collective kernel of this package needs around it: checks, derivatives, batches, mesh axes."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_batching import sequential_vmap
+
+from cmm.checks import check_call
+from cmm.hopper.axes import forget_axes
+from cmm.hopper.config import TuningConfig, default_config
+from cmm.hopper.matmul import matmul
+from cmm.hopper.plan import Plan
+from cmm.hopper.requirements import check_all_axes_manual, check_kernel_operands, check_machine, check_peers
+from cmm.hopper.tuned import tuned_config
+from cmm.naive import all_gather_matmul_naive
+
+
+def plan_ring(
+    kernel: str, lhs, rhs, axis_name, *, config: TuningConfig | None = None, dtype=None
+) -> tuple[Plan, jnp.dtype]:
+    """Checks a call of a collective kernel; returns how a step is cut into tiles, and the dtype of the result.
+
+    Args:
+      kernel: its name in `cmm.METHODS`.
+      lhs, rhs, axis_name, dtype: as for `cmm.all_gather_lhs_matmul`.
+      config: by default the fastest that is known for this problem (`cmm.hopper.tuned`), or one that fits.
+
+    Raises:
+      ValueError, NotImplementedError: as `cmm.all_gather_lhs_matmul` does.
+    """
+    dtype, axis_size = check_call(lhs, rhs, axis_name, dtype)
+    check_kernel_operands(lhs, rhs, dtype)
+    check_all_axes_manual(axis_name)
+    (m_shard, k), n_shard = lhs.shape, rhs.shape[1]
+    gpu = check_machine()
+    config = config or tuned_config(kernel, axis_size, m_shard, n_shard, k, lhs.dtype, gpu.kind)
+    config = config or default_config(m_shard, n_shard, k, lhs.dtype)
+    config.check(m_shard, n_shard, k, lhs.dtype)
+    plan = Plan(m_shard, n_shard, k, config, gpu.core_count)
+    if axis_size > 1:
+        check_peers()
+    return plan, dtype
+
+
+def call_kernel(launch: Callable, lhs, rhs, axis_name, plan: Plan, dtype):
+    """Computes `AllGather(lhs) @ rhs` with a kernel, or with the local matmul where the axis has one device.
+
+    Args:
+      launch: `launch(axis_name, plan, dtype, lhs, rhs)` starts the kernel and returns its result.
+      lhs: `[m_shard, k]`.
+      rhs: `[k, n_shard]`.
+      axis_name, plan, dtype: see `plan_ring`.
+
+    Returns:
+      `[axis_size * m_shard, n_shard]`, with derivatives by `cmm.all_gather_matmul_naive`.
+    """
+    if lax.axis_size(axis_name) == 1:
+        return _with_axes(matmul(lhs, rhs, config=plan.config, dtype=dtype), lhs, rhs, axis_name)
+    return _call(launch, axis_name, plan, dtype, lhs, rhs)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2, 3))
+def _call(launch, axis_name, plan, dtype, lhs, rhs):
+    # One call after another for a batch. JAX would give the kernel one more grid axis, and the calls of a batch would
+    # share their semaphores.
+    out = sequential_vmap(functools.partial(launch, axis_name, plan, dtype))(forget_axes(lhs), forget_axes(rhs))
+    return _with_axes(out, lhs, rhs, axis_name)
+
+
+@_call.defjvp
+def _call_jvp(launch, axis_name, plan, dtype, primals, tangents):
+    naive = functools.partial(all_gather_matmul_naive, axis_name=axis_name, dtype=dtype)
+    (lhs, rhs), (d_lhs, d_rhs) = primals, tangents
+    return _call(launch, axis_name, plan, dtype, lhs, rhs), naive(d_lhs, rhs) + naive(lhs, d_rhs)
+
+
+def _with_axes(out, lhs, rhs, axis_name):
+    """Tells JAX over which mesh axes `out` differs: the same ones as the plain method's result. A kernel says none."""
+    plain = jax.eval_shape(functools.partial(all_gather_matmul_naive, axis_name=axis_name), lhs, rhs)
+    missing = _varying(plain) - _varying(jax.typeof(out))
+    return lax.pcast(out, tuple(missing), to="varying") if missing else out
+
+
+def _varying(aval) -> frozenset:
+    kind = aval.manual_axis_type  # None where jax.shard_map does not check (check_vma=False)
+    return kind.varying if kind else frozenset()

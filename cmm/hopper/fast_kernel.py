@@ -1,0 +1,192 @@
+"""The fast ring kernel: `AllGather(A) @ B` in nearly the time of the product alone.
+
+It computes and sends what the kernel in `cmm.hopper.ring_kernel` does: step `i` on device `d` multiplies shard
+`A_{(d+i) % D}` by `B_d`, and sends that shard to slot `i` of device `d - 1`, out of the shared memory into which it was
+loaded for the product. Read that one first. Three things are different:
+
+- *All CTAs send.* There the CTAs of column 0 send everything, and are late. Here the columns of a row share the sends.
+- *A warp of its own sends.* The loader's warpgroup has four warps; one loads, one sends. A stage of the pipeline has
+  three readers: two multipliers and the sender. Multipliers know nothing of the ring.
+- *Nobody waits for a whole step.* A row of tiles is announced in chunks of k. When a CTA begins step `i + 1`, the first
+  chunks of its row have long been there, for they were sent at the beginning of step `i`.
+
+`cmm.hopper.sends` says who sends what. There is one semaphore for each chunk of each row of each step, `received`. Each
+CTA that has sent a part of a chunk signals the neighbour's once, when its part is complete in the neighbour's memory.
+The neighbour's loaders wait for all these signals before they load the first tile of the chunk.
+
+Why it is sound, for any number of devices, of tiles per CTA and of stages, and however late a CTA is:
+
+1. *A chunk is complete before it is read.* Each of the signals that a loader waits for stands for one column's part of
+   this chunk of this row in this step, and no other signal counts there: nobody can stand in for a late CTA.
+2. *A slot is never overwritten while it is read.* Each step has a slot of its own, and each tile of it is written once.
+3. *Shared memory is not reused while it is sent.* The sender lets go of a stage that it has sent only when the store
+   has read it; it waits for that when it comes to the next stage.
+4. *No device leaves early.* Every chunk of every slot is awaited by the CTAs that multiply it, so nothing is sent or
+   signalled to a device whose kernel has ended. A sender signals what it has sent after its completion, and the last
+   step sends nothing, so nothing is in flight when it ends either.
+5. *No cycle of waits.* A sender signals `lag` products after its last send of a chunk. So a signal for step `i` needs
+   its CTA to have loaded `lag` tiles more, which may be the first tiles of step `i + 1`. With two chunks or more, and a
+   lag of at most one chunk, these lie in the first chunk of the CTA's first tile of the result. That one is complete as
+   soon as other CTAs are through with the first chunk of their last tile, at most, and `lag` tiles more: still
+   step `i`. So every wait leads to an earlier one. With a single chunk the lag is 0.
+
+Semaphores are zero when the kernel starts, and waits leave their value (`decrement=False`): many CTAs wait for one.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from cmm.hopper import roles
+from cmm.hopper.calls import call_kernel, plan_ring
+from cmm.hopper.config import TuningConfig
+from cmm.hopper.matmul import launch_roles, persistent_kernel
+from cmm.hopper.plan import Plan
+from cmm.hopper.sends import SendPlan, plan_sends
+from cmm.schedule import neighbour, shard_at
+
+_LOADER_WARP, _SENDER_WARP = 0, 1
+_READERS = 3  # Of a stage: two multipliers and the sender.
+
+
+def all_gather_lhs_matmul_fast(lhs, rhs, axis_name, *, config: TuningConfig | None = None, dtype=None):
+    """Computes `AllGather(lhs) @ rhs` in one kernel per device, faster than `cmm.all_gather_lhs_matmul`.
+
+    Arguments, result, derivatives and errors are those of `cmm.all_gather_lhs_matmul`, and so are what it costs and
+    where it runs. In addition it uses `chunks` and `signal_lag` of the configuration.
+
+    Raises:
+      ValueError: also if these two do not fit the shape.
+    """
+    plan, dtype = plan_fast(lhs, rhs, axis_name, config=config, dtype=dtype)
+    return call_kernel(_launch, lhs, rhs, axis_name, plan, dtype)
+
+
+def plan_fast(lhs, rhs, axis_name, *, config: TuningConfig | None = None, dtype=None) -> tuple[Plan, jnp.dtype]:
+    """Checks a call of `all_gather_lhs_matmul_fast`; returns the tiles of a step, and the dtype of the result.
+
+    Raises:
+      ValueError, NotImplementedError: as `all_gather_lhs_matmul_fast` does.
+    """
+    plan, dtype = plan_ring("pallas_fast", lhs, rhs, axis_name, config=config, dtype=dtype)
+    plan_sends(plan)  # Raises if chunks or lag do not fit.
+    return plan, dtype
+
+
+def _launch(axis_name, plan, dtype, lhs, rhs):
+    axis_size = lax.axis_size(axis_name)
+    body = functools.partial(_body, plan_sends(plan), axis_name, axis_size)
+    out, _ = persistent_kernel(
+        plan,
+        body,
+        out_type=(
+            jax.ShapeDtypeStruct((axis_size * plan.m, plan.n), dtype),
+            jax.ShapeDtypeStruct((axis_size - 1, plan.m, plan.k), lhs.dtype),  # received shards, one slot per step
+        ),
+    )(lhs, rhs)
+    return out
+
+
+def _body(sends: SendPlan, axis_name, axis_size, lhs_gmem, rhs_gmem, out_gmem, scratch_gmem):
+    plan = sends.plan
+    device = lax.axis_index(axis_name)
+    send_dev_id = {axis_name: neighbour(device, axis_size)}
+    chunks = (axis_size - 1) * plan.m_tiles * sends.chunks
+    received = pl.get_global(plgpu.SemaphoreType.REGULAR((chunks,)))
+    peer_scratch = plgpu.remote_ref(scratch_gmem, send_dev_id)
+    uses_per_step = plan.my_tiles() * plan.k_steps
+
+    def load(memory):
+        roles.load_tiles(plan, 0, lhs_gmem, rhs_gmem, **memory)
+
+        @pl.loop(1, axis_size)
+        def _step(step):
+            def await_chunk(m_tile, k_step):
+                @pl.when(sends.is_first_of_chunk(k_step))
+                def _():
+                    chunk = received.at[sends.chunk(step - 1, m_tile, k_step)]
+                    pl.semaphore_wait(chunk, value=sends.signals, decrement=False)
+
+            shard = scratch_gmem.at[step - 1]
+            roles.load_tiles(plan, step * uses_per_step, shard, rhs_gmem, await_chunk, **memory)
+
+    def multiply(memory):
+        @pl.loop(0, axis_size)
+        def _step(step):
+            rows = pl.ds(shard_at(device, step, axis_size) * plan.m, plan.m)
+            roles.multiply_tiles(plan, step * uses_per_step, out_gmem.at[rows], **memory)
+
+    def send(memory):
+        @pl.loop(0, axis_size * uses_per_step, init_carry=False)
+        def _use(use, holds_previous):
+            ring = (axis_size, uses_per_step, peer_scratch, received, send_dev_id)
+            return _send_use(sends, *ring, use, holds_previous, **memory)
+
+    def load_and_send(memory):
+        @plgpu.warp_map
+        def _(warp):
+            pl.when(warp == _LOADER_WARP)(lambda: load(memory))
+            pl.when(warp == _SENDER_WARP)(lambda: send(memory))
+
+    launch_roles(plan, lhs_gmem.dtype, out_gmem.dtype, load_and_send, multiply, _READERS)
+
+
+def _send_use(
+    sends,
+    axis_size,
+    uses_per_step,
+    peer_scratch,
+    received,
+    send_dev_id,
+    use,
+    holds_previous,
+    *,
+    a_smem,
+    full,
+    empty,
+    **_,
+):
+    """The sender's part of one use of a stage: sends the tile of A if it is this CTA's to send.
+
+    A stage that is sent is held until the next use. Returns whether this one is; `holds_previous` says it of the last.
+    """
+    plan = sends.plan
+    stages = plan.config.max_concurrent_steps
+
+    def locate(use):
+        """Returns step, row and k-step of a use, and whether its tile of A is sent from here."""
+        step, in_step = lax.div(use, uses_per_step), lax.rem(use, uses_per_step)
+        m_tile, n_tile = plan.tile_at(lax.div(in_step, plan.k_steps))
+        k_step = lax.rem(in_step, plan.k_steps)
+        return step, m_tile, k_step, (step < axis_size - 1) & sends.is_mine(m_tile, n_tile, k_step)
+
+    stage = lax.rem(use, stages)
+    plgpu.barrier_wait(full.at[stage])
+
+    @pl.when(holds_previous)
+    def _let_go_of_the_previous_stage():
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        plgpu.barrier_arrive(empty.at[lax.rem(use - 1, stages)])
+
+    step, m_tile, k_step, is_mine = locate(use)
+
+    def start_store():
+        slot = peer_scratch.at[step]
+        plgpu.copy_smem_to_gmem(a_smem.at[stage], slot.at[*plan.a_slice(m_tile, k_step)])
+
+    lax.cond(is_mine, start_store, lambda: plgpu.barrier_arrive(empty.at[stage]))
+
+    sent = jnp.maximum(use - sends.lag, 0)
+    sent_step, sent_row, sent_k_step, was_mine = locate(sent)
+
+    @pl.when((use >= sends.lag) & was_mine & sends.is_last_of_chunk(sent_k_step))
+    def _announce():
+        plgpu.wait_smem_to_gmem(0)
+        chunk = received.at[sends.chunk(sent_step, sent_row, sent_k_step)]
+        pl.semaphore_signal(chunk, device_id=send_dev_id)
+
+    return is_mine

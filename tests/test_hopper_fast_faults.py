@@ -1,0 +1,117 @@
+"""Faults planted in the fast kernel: the check that is named for each catches it, and the right kernel stays quiet."""
+
+import dataclasses
+import functools
+import types
+
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+import cmm.interpret as ci
+from cmm.hopper import TuningConfig, all_gather_lhs_matmul_fast, fast_kernel
+from cmm.hopper.sends import SendPlan, plan_sends
+from cmm.schedule import neighbour
+
+CONFIG = TuningConfig(tile_m=64, tile_n=64, tile_k=64, max_concurrent_steps=2, chunks=2, signal_lag=2)
+SEEDS = range(3)
+
+
+def _stand_in(module, **changes):
+    return types.SimpleNamespace(**(vars(module) | changes))
+
+
+def _wait(value_of):
+    def wait(semaphore, value, decrement):
+        pl.semaphore_wait(semaphore, value=value_of(value), decrement=decrement)
+
+    return {"pl": _stand_in(pl, semaphore_wait=wait)}
+
+
+def _signal_unless_device_0(semaphore, device_id):
+    pl.when(lax.axis_index("x") != 0)(lambda: pl.semaphore_signal(semaphore, device_id=device_id))
+
+
+def _skip_waits(read_only):
+    def wait(count, wait_read_only=False):
+        if wait_read_only != read_only:
+            plgpu.wait_smem_to_gmem(count, wait_read_only=wait_read_only)
+
+    return {"plgpu": _stand_in(plgpu, wait_smem_to_gmem=wait)}
+
+
+def _sends(cls=SendPlan, **changes):
+    def plan(tiles):
+        fields = vars(plan_sends(tiles)) | changes
+        return cls(**fields)
+
+    return {"plan_sends": plan}
+
+
+class _FirstOfChunk(SendPlan):
+    def is_last_of_chunk(self, k_step):
+        return lax.rem(k_step, self.chunk_steps) < self.columns
+
+
+# What is changed in the kernel's module, and the check that must catch it.
+FAULTS = {
+    "wait removed": ({"pl": _stand_in(pl, semaphore_wait=lambda *args, **options: None)}, "race"),
+    "wait for one too few": (_wait(lambda value: value - 1), "race"),
+    "wait for one too many": (_wait(lambda value: value + 1), "deadlock"),
+    "signal missing": ({"pl": _stand_in(pl, semaphore_signal=_signal_unless_device_0)}, "deadlock"),
+    "signal before the store is complete": (_skip_waits(read_only=False), "race"),
+    "stage reused while it is sent": (_skip_waits(read_only=True), "race"),
+    "signal after the first part of a chunk": (_sends(_FirstOfChunk, lag=0), "race"),
+    "waits in a circle": (_sends(chunks=1, lag=2), "deadlock"),
+    "wrong neighbour": ({"neighbour": lambda device, size: neighbour(device, size, "up")}, "value"),
+}
+
+
+def _verdict(case, seed, core_count=4, config=CONFIG):
+    function = functools.partial(all_gather_lhs_matmul_fast, config=config)
+    try:
+        with ci.simulate(core_count=core_count, seed=seed, deadlock_timeout_s=5) as sim:
+            out = sim.run(case.program(function), case.lhs, case.rhs)
+    except ci.RaceError:
+        return "race"
+    except ci.DeadlockError:
+        return "deadlock"
+    reference = case.lhs64 @ case.rhs64
+    return "quiet" if np.allclose(np.asarray(out, np.float64), reference, rtol=1e-2, atol=1e-1) else "value"
+
+
+@pytest.mark.parametrize("k", [256, 512])
+def test_the_right_kernel_stays_quiet(make_case, k):
+    case = make_case(256, k, 128, "float16", (3,))
+    assert {_verdict(case, seed) for seed in SEEDS} == {"quiet"}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_fault_is_caught(make_case, monkeypatch, fault):
+    changes, check = FAULTS[fault]
+    case = make_case(256, 512 if "part" in fault else 256, 128, "float16", (3,))
+    for name, changed in changes.items():
+        monkeypatch.setattr(fast_kernel, name, changed)
+    # Some seeds order the threads so that a race does no harm and cannot be told from luck; most do not.
+    verdicts = [_verdict(case, seed) for seed in SEEDS]
+    assert check in verdicts and set(verdicts) <= {check, "quiet"}, verdicts
+
+
+LAGS = [(1, 0), (2, 4), (4, 2), (8, 1)]
+
+
+@pytest.mark.parametrize("chunks, lag", LAGS)
+@pytest.mark.parametrize("core_count", [1, 5])
+def test_no_wait_in_a_circle(make_case, chunks, lag, core_count):
+    # The longest lags that are allowed, with one tile per CTA and with several.
+    config = dataclasses.replace(CONFIG, chunks=chunks, signal_lag=lag, max_concurrent_steps=3)
+    case = make_case(256, 512, 128, "float16", (3,))
+    assert _verdict(case, 0, core_count, config) == "quiet"
+
+
+@pytest.mark.slow
+def test_no_false_alarm_in_200_shuffled_runs(make_case):
+    case = make_case(256, 256, 128, "float16", (3,))
+    assert {_verdict(case, seed) for seed in range(200)} == {"quiet"}
