@@ -6,14 +6,19 @@ It lives in `jax.experimental.pallas.ops.gpu.collective_matmul_mgpu`. Nothing of
 import contextlib
 import dataclasses
 import importlib
+import itertools
+import pathlib
 from collections.abc import Iterator
 from typing import Literal
 
 import jax
 
+from cmm import winners
 from cmm.interpret import pretend_core_count
+from cmm.roofline import Problem
 
 _MODULE = "jax.experimental.pallas.ops.gpu.collective_matmul_mgpu"
+_BEST = pathlib.Path(__file__).with_name("jax_example_best.json")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +59,25 @@ class Config:
 PUBLISHED_CONFIG = Config(
     tile_m=128, tile_n=128, tile_k=64, max_concurrent_steps=4, grid_minor_dim="M", grid_tile_width=8, wg_dimension="N"
 )
+
+
+def search_space() -> list[Config]:
+    """Returns the settings that the example's own search tries, in its order. Some do not fit into shared memory."""
+    return [
+        Config(tile_m, tile_n, 64, 4, grid_minor_dim=minor, grid_tile_width=width, wg_dimension=wg)
+        for tile_m, tile_n, minor, width, wg in itertools.product((128, 256), (64, 128), "MN", (4, 8, 16), "MN")
+    ]
+
+
+def best_config(problem: Problem) -> Config:
+    """Returns the fastest of the settings of the example's own search for `problem` on these devices, if it is known.
+
+    `python -m cmm.tune --kernel jax_example` finds them; `jax_example_best.json` keeps them by kind of device, number
+    of devices, shapes and dtype. Where none fits, the choice for the published work is returned, whose tiles need not
+    divide other shapes.
+    """
+    winner = winners.find(winners.read(_BEST), "jax_example", jax.devices()[0].device_kind, problem)
+    return Config(**winner.config) if winner else PUBLISHED_CONFIG
 
 
 def load_example():

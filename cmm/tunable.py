@@ -1,0 +1,61 @@
+"""Which kernels can be tuned, and over which configurations?"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import jax
+
+from cmm.hopper import all_gather_lhs_matmul, all_gather_lhs_matmul_fast
+from cmm.hopper.candidates import candidates
+from cmm.peers import jax_example
+from cmm.roofline import Problem
+
+
+@dataclasses.dataclass(frozen=True)
+class Tunable:
+    """A kernel with configurations to choose from.
+
+    Attributes:
+      name: what `python -m cmm.tune --kernel` takes, and what records of winners say.
+      function: `function(lhs, rhs, axis_name, config=config)` computes this device's columns of the product.
+      candidates: `candidates(problem, device)` returns configurations, frozen dataclasses, the most promising first.
+        They need not all fit: one that cannot be compiled is left out.
+      try_all: whether all of them are tried by default, however many there are.
+      check_vma: as in `jax.shard_map`.
+      must_be_right: whether a configuration with a wrong result cannot win.
+      all_devices: whether it only works on all devices that the process sees.
+      cached: whether calls look for its winners in the user's cache.
+    """
+
+    name: str
+    function: Callable
+    candidates: Callable[[Problem, jax.Device], Sequence]
+    try_all: bool = False
+    check_vma: bool = True
+    must_be_right: bool = True
+    all_devices: bool = False
+    cached: bool = True
+
+
+def _hopper_candidates(problem, device):
+    return candidates(problem.m_shard, problem.n_shard, problem.k, problem.dtype, device.core_count)
+
+
+TUNABLES = {
+    kernel.name: kernel
+    for kernel in (
+        Tunable("pallas", all_gather_lhs_matmul, _hopper_candidates),
+        Tunable("pallas_fast", all_gather_lhs_matmul_fast, _hopper_candidates),
+        # The example is compared as it is: its own search does not check results.
+        Tunable(
+            "jax_example",
+            jax_example.all_gather_matmul,
+            lambda problem, device: jax_example.search_space(),
+            try_all=True,
+            check_vma=False,
+            must_be_right=False,
+            all_devices=True,
+            cached=False,
+        ),
+    )
+}
