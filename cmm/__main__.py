@@ -3,6 +3,7 @@
 import argparse
 import pathlib
 import sys
+import textwrap
 
 import jax
 
@@ -17,8 +18,9 @@ except ModuleNotFoundError as error:
 
 from cmm import devices, recording, report, results
 from cmm.cli import positive
-from cmm.job import AXIS, CHOICES, run_ladder
+from cmm.job import AXIS, run_ladder
 from cmm.roofline import ITEMSIZE_BYTES, MACHINES_BY_DEVICE_KIND, Problem, bounds
+from cmm.rungs import CHOICES
 
 _DESCRIPTION = """\
 Runs every known way to compute AllGather(A) @ B on the devices of this machine. Checks each against a float32
@@ -36,11 +38,23 @@ examples:
 """
 
 
+# What a shell reports for a command that Ctrl-C has ended: 128 and the number of the signal.
+_INTERRUPTED = 130
+
+
 def main(arguments=None) -> int:
-    """Runs the main job; returns the exit status: 0 if every method that ran is right."""
+    """Runs the main job; returns the exit status: 0 if every method that ran is right, 130 after Ctrl-C."""
     options = _parse(arguments)
     # Where there is no terminal to measure, as in CI, the table still gets the room that it needs.
     console = Console(width=None if sys.stdout.isatty() else 120)
+    try:
+        return _run(options, console)
+    except KeyboardInterrupt:
+        console.print("[red]Interrupted.")
+        return _INTERRUPTED
+
+
+def _run(options, console) -> int:
     try:
         options.out.mkdir(parents=True, exist_ok=True)  # Before minutes of measuring, not after them.
         found = devices.find_devices(options.devices, simulate=options.simulate)
@@ -84,7 +98,6 @@ def _parse(arguments):
     parser.add_argument(
         "--methods",
         type=_method_names,
-        default=CHOICES,
         metavar="NAME[,NAME]",
         help=f"which of {', '.join(CHOICES)} to run (default: all)",
     )
@@ -110,7 +123,7 @@ def _command(options, problem):
     """Returns the command that repeats this run, with every default written out."""
     p = problem
     shape = f"--devices {p.axis_size} --m-shard {p.m_shard} --k {p.k} --n-shard {p.n_shard} --dtype {p.dtype}"
-    return f"python -m cmm {shape} --methods {','.join(options.methods)}" + " --simulate" * options.simulate
+    return f"python -m cmm {shape} --methods {','.join(options.methods or CHOICES)}" + " --simulate" * options.simulate
 
 
 def _print_header(console, found, problem, simulated):
@@ -142,16 +155,23 @@ def _print_ladder(console, run):
     if run.simulated:
         columns[-1] = "time on this CPU, µs"
     rows = report.ladder_rows(run)
-    # Columns that no row fills are left out: a simulated run has no rates.
-    shown = [i for i in range(len(columns)) if any(row[i] for row in rows)]
+    # Columns that no row fills are left out: a simulated run has no rates. So is the status where all is measured but
+    # what is listed below, so that the table fits into 120 columns; headings are broken for the same reason.
+    shown = [
+        i for i in range(len(columns)) if any(row[i] for row in rows) and (run.simulated or columns[i] != "status")
+    ]
     for i in shown:
-        table.add_column(columns[i], justify="left" if i < 2 else "right", no_wrap=i == 0)
+        table.add_column("\n".join(textwrap.wrap(columns[i], 8)), justify="left" if i < 2 else "right", no_wrap=i == 0)
     for row in rows:
         table.add_row(*(row[i] for i in shown))
     console.print(table)
+    if report.roof_note(run):
+        console.print(report.roof_note(run), highlight=False)
     for result in run.methods:
+        if result.details:
+            console.print(f"{result.title}: {result.details}", highlight=False, markup=False)
         if result.status == "skipped":
-            console.print(f"{result.title}: skipped, {result.reason}", highlight=False)
+            console.print(f"{result.title}: skipped, {result.reason}", highlight=False, markup=False)
 
 
 def _write(console, out, run, events):

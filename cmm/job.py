@@ -9,45 +9,13 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec as P
 
 from cmm.devices import is_simulated, random_operands
-from cmm.dispatch import METHODS
-from cmm.measure import ON_GPUS, ON_SIMULATED, blocked_time_us, recorded_call, spread, wall_time_us
-from cmm.product import local_matmul
+from cmm.measure import ON_GPUS, ON_SIMULATED, Program, Protocol, blocked_time_us, recorded_call, spread, wall_time_us
 from cmm.provenance import machine, versions
 from cmm.recording import GpuEvent
 from cmm.reference import Accuracy, accuracy
 from cmm.results import MethodResult, Run
-from cmm.ring import COPY_ENGINE_OPTIONS
 from cmm.roofline import Problem
-
-AXIS = "x"
-
-
-@dataclasses.dataclass(frozen=True)
-class Rung:
-    """One row of the ladder.
-
-    Attributes:
-      name: what `--methods` takes.
-      title: what tables and figures print.
-      method: key of `cmm.METHODS`; `None` for the matmul of the already gathered activations.
-      compiler_options: options for `jax.jit`.
-      needs_gpus: why simulated devices cannot show it, or empty.
-    """
-
-    name: str
-    title: str
-    method: str | None
-    compiler_options: dict[str, str] = dataclasses.field(default_factory=dict)
-    needs_gpus: str = ""
-
-
-GEMM_ONLY = Rung("gemm_only", "GEMM only", None)
-RUNGS = (
-    GEMM_ONLY,
-    *(Rung(method.name, method.title, method.name) for method in METHODS.values()),
-    Rung("ring_copy_engines", "ring, copy engines", "ring", COPY_ENGINE_OPTIONS, "needs GPUs"),
-)
-CHOICES = tuple(rung.name for rung in RUNGS if rung is not GEMM_ONLY)
+from cmm.rungs import AXIS, GEMM_ONLY, RUNGS, Rung
 
 # Called with what is being done and the fraction of the whole job that is done, 0 to 1.
 Report = Callable[[str, float], None]
@@ -59,12 +27,13 @@ class _Skipped(Exception):
 
 @dataclasses.dataclass
 class _Candidate:
-    """A method that runs: its program, its operand pairs and what was seen of it so far."""
+    """A rung that runs: its program and what was seen of it so far, one time per round."""
 
-    program: Callable
-    operands: Sequence
+    rung: Rung
+    program: Program
     accuracy: Accuracy
     call_us: list[float] = dataclasses.field(default_factory=list)
+    kernel_us: list[float] = dataclasses.field(default_factory=list)
     wall_us: list[float] = dataclasses.field(default_factory=list)
     events: dict[int, list[GpuEvent]] = dataclasses.field(default_factory=dict)
 
@@ -72,34 +41,52 @@ class _Candidate:
 def run_ladder(
     problem: Problem,
     mesh: Mesh,
-    names: Sequence[str] = CHOICES,
+    names: Sequence[str] | None = None,
     report: Report = lambda what, done: None,
     command: str = "cmm.job.run_ladder",
+    *,
+    rungs: Sequence[Rung] = RUNGS,
+    protocol: Protocol | None = None,
 ) -> tuple[Run, dict[str, dict[int, list[GpuEvent]]]]:
     """Runs the methods `names` and the matmul without communication on `problem`.
 
     Args:
       problem: shapes and dtype; `axis_size` is the size of the mesh.
       mesh: mesh of the one axis "x".
-      names: names of rungs, from `CHOICES`. The others appear in the record as skipped.
+      names: names of rungs that are asked for, by default all. The others appear in the record as skipped.
       report: called as the work goes on.
       command: what the record names as the command that made it.
+      rungs: the rows of the ladder in order; `GEMM_ONLY` is one of them, and always runs.
+      protocol: how often and in what chains calls are timed, by default `ON_GPUS` or `ON_SIMULATED`.
 
     Returns:
       The record, and for each method that ran on GPUs the events of one recorded call by device. A method that is
       wrong is in the record with its error: see `MethodResult.error_over_bound`.
+
+    Raises:
+      ValueError: a name is that of no rung, or `GEMM_ONLY` is missing.
     """
+    known = [rung.name for rung in rungs]
+    if GEMM_ONLY not in rungs or not set(names or ()) <= set(known):
+        raise ValueError(f"names must be among those of rungs, and GEMM_ONLY one of these: got {names} and {known}.")
     simulated = is_simulated(mesh.devices.flat)
-    protocol = ON_SIMULATED if simulated else ON_GPUS
+    protocol = protocol or (ON_SIMULATED if simulated else ON_GPUS)
     report("drawing operands", 0.0)
     operands = [random_operands(problem, mesh, seed) for seed in range(protocol.operand_sets)]
-    candidates, skipped = _prepare(mesh, names, operands, simulated, report)
+    gathered = [(jax.device_put(lhs, jax.NamedSharding(mesh, P(None, None))), rhs) for lhs, rhs in operands]
+    candidates, skipped = {}, {}
+    for index, rung in enumerate(rungs):
+        report(f"compiling and checking {rung.name}", 0.05 + 0.25 * index / len(rungs))
+        try:
+            candidates[rung.name] = _candidate(rung, names, problem, mesh, operands, gathered)
+        except _Skipped as error:
+            skipped[rung.name] = MethodResult(rung.name, rung.title, "skipped", str(error))
     for round_index in range(protocol.rounds):
         report(f"timing, round {round_index + 1} of {protocol.rounds}", 0.3 + 0.7 * round_index / protocol.rounds)
         for candidate in candidates.values():
             _time_once(candidate, protocol, simulated)
-    gemm_only = candidates[GEMM_ONLY.name]
-    results = [skipped.get(rung.name) or _result(rung, candidates[rung.name], gemm_only, simulated) for rung in RUNGS]
+    roof = _fastest_gemm_only(candidates.values(), simulated)
+    results = [skipped.get(rung.name) or _result(candidates[rung.name], roof, simulated) for rung in rungs]
     report("done", 1.0)
     run = Run(
         problem=problem,
@@ -111,73 +98,86 @@ def run_ladder(
         date=datetime.date.today().isoformat(),
         command=command,
         methods=tuple(results),
+        gemm_only=roof.rung.name,
     )
     return run, {name: candidate.events for name, candidate in candidates.items() if candidate.events}
 
 
-def _prepare(mesh, names, operands, simulated, report):
-    """Compiles and checks every rung; returns those that run and the results of those that do not."""
-    candidates, skipped = {}, {}
-    for index, rung in enumerate(RUNGS):
-        report(f"compiling and checking {rung.name}", 0.05 + 0.25 * index / len(RUNGS))
-        try:
-            candidates[rung.name] = _candidate(rung, names, mesh, operands, simulated)
-        except _Skipped as error:
-            skipped[rung.name] = MethodResult(rung.name, rung.title, "skipped", str(error))
-    return candidates, skipped
-
-
-def _candidate(rung, names, mesh, operands, simulated):
+def _candidate(rung, names, problem, mesh, operands, gathered):
     """Returns the rung compiled and checked on every operand pair, or raises the reason why it is skipped."""
-    if rung is not GEMM_ONLY and rung.name not in names:
+    if rung is not GEMM_ONLY and names is not None and rung.name not in names:
         raise _Skipped("not asked for")
-    if simulated and rung.needs_gpus:
-        raise _Skipped(rung.needs_gpus)
-    lhs_spec, own = P(AXIS, None), operands
-    if rung is GEMM_ONLY:
-        lhs_spec, own = P(None, None), [(_gather(lhs, mesh), rhs) for lhs, rhs in operands]
-    body = jax.shard_map(_body(rung), mesh=mesh, in_specs=(lhs_spec, P(None, AXIS)), out_specs=P(None, AXIS))
-    program = jax.jit(body, compiler_options=rung.compiler_options)
+    _check_devices(rung, mesh.devices.flat[0])
+    by_chance = Exception if rung.peer and names is None else ()
     try:
-        program.lower(*own[0])
-    except (ValueError, NotImplementedError) as error:
+        program = rung.build(problem, mesh, gathered if rung.gathered else operands)
+    except (ValueError, NotImplementedError, ImportError) as error:
+        if rung is GEMM_ONLY:
+            raise
         raise _Skipped(str(error)) from error
-    checks = [accuracy(program(*mine), *pair, mesh, AXIS) for mine, pair in zip(own, operands, strict=True)]
-    worst = Accuracy(
+    except by_chance as error:
+        raise _Skipped(f"{type(error).__name__}: {error}") from error
+    try:
+        candidate = _Candidate(rung, program, _worst_accuracy(program, mesh, operands))
+        if not is_simulated(mesh.devices.flat):
+            # What the profiler does not see cannot be timed. Better to know it now than after minutes.
+            recorded_call(program.start, program.operands, 1, program.wait)
+        return candidate
+    except by_chance as error:
+        raise _Skipped(f"{type(error).__name__}: {error}") from error
+
+
+def _check_devices(rung, device):
+    """Raises the reason why the rung cannot run on devices such as this one, if there is one."""
+    if rung.needs and device.platform == "cpu":
+        raise _Skipped(f"needs {rung.needs}")
+    if rung.needs == "Hopper GPUs" and not device.compute_capability.startswith("9."):
+        raise _Skipped(f"needs Hopper GPUs, found {device.device_kind}")
+
+
+def _worst_accuracy(program, mesh, operands) -> Accuracy:
+    outputs = (program.to_jax(program.start(*own)) for own in program.operands)
+    checks = [accuracy(out, *pair, mesh, AXIS) for out, pair in zip(outputs, operands, strict=True)]
+    return Accuracy(
         max(check.error_over_bound for check in checks), max(check.relative_error for check in checks), checks[0].limit
     )
-    return _Candidate(program, own, worst)
-
-
-def _body(rung):
-    if rung is GEMM_ONLY:
-        return lambda lhs, rhs: local_matmul(lhs, rhs, lhs.dtype)
-    return lambda lhs, rhs: METHODS[rung.method].function(lhs, rhs, AXIS)
-
-
-def _gather(lhs, mesh):
-    return jax.device_put(lhs, jax.NamedSharding(mesh, P(None, None)))
 
 
 def _time_once(candidate, protocol, simulated):
+    program = candidate.program
     if simulated:
-        candidate.wall_us.append(blocked_time_us(candidate.program, candidate.operands))
+        candidate.wall_us.append(blocked_time_us(program.start, program.operands))
         return
-    calls, short, long = protocol.recorded_calls, protocol.short_chain, protocol.long_chain
-    candidate.wall_us.append(wall_time_us(candidate.program, candidate.operands, short, long))
-    call_us, candidate.events = recorded_call(candidate.program, candidate.operands, calls)
-    candidate.call_us.append(call_us)
+    chains = protocol.short_chain, protocol.long_chain
+    candidate.wall_us.append(wall_time_us(program.start, program.operands, *chains, program.wait))
+    call = recorded_call(program.start, program.operands, protocol.recorded_calls, program.wait)
+    candidate.call_us.append(call.time_us)
+    candidate.kernel_us.append(call.kernel_us)
+    candidate.events = call.events
 
 
-def _result(rung, candidate, gemm_only, simulated):
-    times_us, gemm_us = (c.wall_us if simulated else c.call_us for c in (candidate, gemm_only))
+def _fastest_gemm_only(candidates, simulated):
+    """Returns the roof of the ladder: of the matmuls without communication that are right, the faster one."""
+    roofs = [c for c in candidates if c.rung is GEMM_ONLY or c.rung.gathered and c.accuracy.right]
+    return min(roofs, key=lambda candidate: np.median(candidate.wall_us if simulated else candidate.call_us))
+
+
+def _result(candidate, roof, simulated):
+    times_us, roof_us = (c.wall_us if simulated else c.call_us for c in (candidate, roof))
+    # Without a recording there are no kernel times; a kernel whose name says nothing has a time of 0.
+    kernel_us, roof_kernel_us = (c.kernel_us if all(c.kernel_us) else [] for c in (candidate, roof))
     return MethodResult(
-        name=rung.name,
-        title=rung.title,
+        name=candidate.rung.name,
+        title=candidate.rung.title,
         status="simulated" if simulated else "measured",
         error_over_bound=candidate.accuracy.error_over_bound,
         relative_error=candidate.accuracy.relative_error,
         call_time_us=None if simulated else spread(candidate.call_us),
         wall_time_us=spread(candidate.wall_us),
-        ratio_to_gemm_only=spread(np.divide(times_us, gemm_us)),
+        ratio_to_gemm_only=spread(np.divide(times_us, roof_us)),
+        kernel_time_us=spread(kernel_us) if kernel_us else None,
+        kernel_ratio_to_gemm_only=(
+            spread(np.divide(kernel_us, roof_kernel_us)) if kernel_us and roof_kernel_us else None
+        ),
+        details=candidate.program.details,
     )

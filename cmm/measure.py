@@ -3,11 +3,12 @@
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from cmm.recording import GpuEvent, busy_us, record, split_calls
+from cmm.recording import GpuEvent, busy_us, matmul_us, record, split_calls
 from cmm.results import Spread
 
 
@@ -33,8 +34,9 @@ class Protocol:
         """Returns a sentence for result files."""
         return (
             f"{self.rounds} rounds, methods interleaved; call time: busy time of the slowest GPU, median over a chain "
-            f"of {self.recorded_calls} recorded calls; wall time: chains of {self.short_chain} and {self.long_chain} "
-            f"calls, difference per call; {self.operand_sets} distinct operand pairs; medians over rounds, one process"
+            f"of {self.recorded_calls} recorded calls; kernel time: its matmul kernels alone, likewise; wall time: "
+            f"chains of {self.short_chain} and {self.long_chain} calls, difference per call; {self.operand_sets} "
+            "distinct operand pairs; medians over rounds, one process"
         )
 
 
@@ -43,19 +45,54 @@ ON_GPUS = Protocol(rounds=20, recorded_calls=16, short_chain=20, long_chain=120,
 ON_SIMULATED = Protocol(rounds=5, recorded_calls=0, short_chain=1, long_chain=2, operand_sets=2)
 
 
-def recorded_call(program: Callable, operands: Sequence, calls: int) -> tuple[float, dict[int, list[GpuEvent]]]:
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What is timed: one way to compute, ready to run, with the operands that it takes.
+
+    Attributes:
+      start: `start(*pair)` starts one call and returns its result without waiting for it.
+      operands: operand pairs in the form that `start` takes.
+      wait: waits for one result, or for a list of them.
+      to_jax: turns a result into a `jax.Array`, for the check of its values.
+      details: what else identifies the program, such as the configuration of a kernel or the version of a library.
+    """
+
+    start: Callable
+    operands: Sequence
+    wait: Callable = jax.block_until_ready
+    to_jax: Callable = lambda result: result
+    details: str = ""
+
+
+class RecordedCall(NamedTuple):
+    """One call in a steady chain, by what the GPUs recorded. Times are the slowest GPU's medians over the chain.
+
+    Attributes:
+      time_us: time in which any kernel or copy of the call runs.
+      kernel_us: time of its matmul kernels alone (see `cmm.recording.matmul_us`); 0 if none was recognised.
+      events: by device, the events of the call whose busy time comes closest to `time_us`.
+    """
+
+    time_us: float
+    kernel_us: float
+    events: dict[int, list[GpuEvent]]
+
+
+def recorded_call(
+    start: Callable, operands: Sequence, calls: int, wait: Callable = jax.block_until_ready
+) -> RecordedCall:
     """Times one call in a steady chain by what the GPUs recorded.
 
     Args:
-      program: compiled function of one operand pair.
+      start: compiled function of one operand pair; it does not wait for its result.
       operands: operand pairs; the chain takes them in turn.
       calls: length of the chain.
+      wait: waits for a list of results.
 
-    Returns:
-      The call time in microseconds: per GPU the median over calls of the time in which any kernel or copy of the call
-      runs, then the slowest GPU's. And, by device, the events of the call that comes closest to it.
+    Raises:
+      RuntimeError: the profiler recorded no GPU event.
     """
-    events = record(lambda: [program(*operands[i % len(operands)]) for i in range(calls)])
+    events = record(lambda: [start(*operands[i % len(operands)]) for i in range(calls)], wait)
     by_device: dict[int, list[GpuEvent]] = {}
     for event in events:
         by_device.setdefault(event.device, []).append(event)
@@ -63,20 +100,24 @@ def recorded_call(program: Callable, operands: Sequence, calls: int) -> tuple[fl
         raise RuntimeError("The profiler recorded no GPU events. CUPTI allows one profiler at a time: is one attached?")
     split = {device: split_calls(of_device, calls) for device, of_device in by_device.items()}
     busy = np.array([[busy_us(call) for call in device_calls] for device_calls in split.values()])  # [devices, calls]
+    kernel = np.array([[matmul_us(call) for call in device_calls] for device_calls in split.values()])
     time_us = float(np.median(busy, axis=1).max())
     typical = int(np.argmin(abs(busy.max(axis=0) - time_us)))
-    return time_us, {device: device_calls[typical] for device, device_calls in split.items()}
+    typical_events = {device: device_calls[typical] for device, device_calls in split.items()}
+    return RecordedCall(time_us, float(np.median(kernel, axis=1).max()), typical_events)
 
 
-def wall_time_us(program: Callable, operands: Sequence, short_chain: int, long_chain: int) -> float:
+def wall_time_us(
+    start: Callable, operands: Sequence, short_chain: int, long_chain: int, wait: Callable = jax.block_until_ready
+) -> float:
     """Returns the time of one call by the host's clock: the difference of two chains per additional call."""
-    difference_us = _chain_us(program, operands, long_chain) - _chain_us(program, operands, short_chain)
+    difference_us = _chain_us(start, operands, long_chain, wait) - _chain_us(start, operands, short_chain, wait)
     return difference_us / (long_chain - short_chain)
 
 
-def blocked_time_us(program: Callable, operands: Sequence) -> float:
+def blocked_time_us(start: Callable, operands: Sequence) -> float:
     """Returns the time of one call that is waited for: all that simulated devices can offer."""
-    return _chain_us(program, operands, 1)
+    return _chain_us(start, operands, 1, jax.block_until_ready)
 
 
 def spread(values) -> Spread:
@@ -85,9 +126,9 @@ def spread(values) -> Spread:
     return Spread(float(median), float(p10), float(p90))
 
 
-def _chain_us(program, operands, calls) -> float:
-    start = time.perf_counter()
+def _chain_us(start, operands, calls, wait) -> float:
+    began = time.perf_counter()
     for i in range(calls):
-        result = program(*operands[i % len(operands)])
-    jax.block_until_ready(result)
-    return (time.perf_counter() - start) * 1e6
+        result = start(*operands[i % len(operands)])
+    wait(result)
+    return (time.perf_counter() - began) * 1e6

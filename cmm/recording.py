@@ -31,17 +31,24 @@ class GpuEvent:
 
     @property
     def role(self) -> str:
-        """ "matmul", "transfer" between GPUs, or "memory" for all that only fills or moves a GPU's own memory."""
+        """What it does for the call.
+
+        "matmul"; "transfer" between GPUs; "barrier", in which GPUs wait for each other; or "memory" for all that only
+        fills or moves a GPU's own memory. A kernel that multiplies and sends is a "matmul".
+        """
         if self.name.startswith(("nccl", "MemcpyP2P")):
             return "transfer"
-        return "matmul" if re.search("gemm|nvjet|cutlass|dot_general|mosaic", self.name) else "memory"
+        if "MultiGpuBarrier" in self.name:  # XLA's, before kernels that reach into their peers' memory.
+            return "barrier"
+        return "matmul" if re.search("gemm|nvjet|cutlass|splitK|dot_general|mosaic", self.name) else "memory"
 
 
-def record(run: Callable[[], object]) -> list[GpuEvent]:
+def record(run: Callable[[], object], wait: Callable = jax.block_until_ready) -> list[GpuEvent]:
     """Runs `run` under JAX's profiler and returns every kernel and copy that it caused, in order of their start.
 
     Args:
-      run: calls JAX and returns the arrays to wait for.
+      run: starts work on the GPUs and returns the results to wait for.
+      wait: waits for them.
 
     Returns:
       The events of all GPUs; empty where there is no GPU.
@@ -51,7 +58,7 @@ def record(run: Callable[[], object]) -> list[GpuEvent]:
     options.python_tracer_level = 0
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder, profiler_options=options):
-            jax.block_until_ready(run())
+            wait(run())
         (file,) = pathlib.Path(folder).rglob("*.xplane.pb")
         profile = jax.profiler.ProfileData.from_file(str(file))
     events = [event for plane in profile.planes for event in _gpu_events(plane)]
@@ -84,10 +91,20 @@ def busy_us(events: list[GpuEvent]) -> float:
     return total
 
 
+def matmul_us(events: list[GpuEvent]) -> float:
+    """Returns the kernel time of one call on one GPU: the durations of its matmul kernels, added up.
+
+    A method that is one kernel has one of them. A ring in plain JAX has one for each product; transfers, writes of
+    partial results and gaps between kernels count in the call time only.
+    """
+    return sum(event.end_us - event.start_us for event in events if event.role == "matmul")
+
+
 # By role: the lane and kind of its spans. A lane "compute" of matmuls alone shows when the tensor cores idle.
 _LANES: dict[str, tuple[str, Kind]] = {
     "matmul": ("compute", "compute"),
     "transfer": ("link", "send"),
+    "barrier": ("barrier", "wait"),
     "memory": ("memory", "compute"),
 }
 _LABELS = {"AllGather": "all-gather", "SendRecv": "send, receive", "MemcpyP2P": "copy to peer"}
@@ -117,8 +134,8 @@ def to_spans(call: dict[int, list[GpuEvent]]) -> list[Span]:
 def _label(event: GpuEvent) -> str:
     if event.role == "transfer":
         return next((label for part, label in _LABELS.items() if part in event.name), event.name)
-    if event.role == "matmul":
-        return "matmul"
+    if event.role in ("matmul", "barrier"):
+        return event.role
     return "write result" if "dynamic_update_slice" in event.name else event.name.partition("(")[0]
 
 

@@ -16,6 +16,7 @@ HEADER = (
     "status",
     "error / bound",
     "call time, µs",
+    "kernel time, µs",
     "TFLOP/s per device",
     "% of peak",
     "x GEMM only",
@@ -41,17 +42,24 @@ def is_wrong(run: Run, result: MethodResult) -> bool:
 
 def _row(run, result):
     if result.status == "skipped":
-        return (result.title, "skipped", "", "", "", "", "", "")
+        return (result.title, "skipped") + ("",) * (len(HEADER) - 2)
     check = f"{result.error_over_bound:.2g}" + (" WRONG" if is_wrong(run, result) else "")
     wall = _spread(result.wall_time_us)
     if run.simulated:
-        return (result.title, result.status, check, "", "", "", "", wall)
+        return (result.title, result.status, check, "", "", "", "", "", wall)
+    call, kernel = _spread(result.call_time_us), _kernel(result)
+    rate = f"{tflops_per_device(run.problem, result.call_time_us.median):.0f}"
     ratio = _spread(result.ratio_to_gemm_only, digits=2)
-    time_us = result.call_time_us.median
+    return (result.title, result.status, check, call, kernel, rate, _share_of_peak(run, result), ratio, wall)
+
+
+def _share_of_peak(run, result) -> str:
     machine = MACHINES_BY_DEVICE_KIND.get(run.machine["device_kind"])
-    share = f"{100 * utilization(run.problem, time_us, machine):.0f} %" if machine else "peak unknown"
-    rate = f"{tflops_per_device(run.problem, time_us):.0f}"
-    return (result.title, result.status, check, _spread(result.call_time_us), rate, share, ratio, wall)
+    return f"{100 * utilization(run.problem, result.call_time_us.median, machine):.0f} %" if machine else "peak unknown"
+
+
+def _kernel(result) -> str:
+    return f"{result.kernel_time_us.median:.0f}" if result.kernel_time_us else ""
 
 
 def _spread(spread, digits=0) -> str:
@@ -60,32 +68,59 @@ def _spread(spread, digits=0) -> str:
     return f"{spread.median:.{digits}f} ({spread.p10:.{digits}f}–{spread.p90:.{digits}f})"
 
 
+def roof_note(run: Run) -> str:
+    """Returns a sentence that says what ratios of `run` are relative to, where that is not plain; else nothing."""
+    roofs = [result for result in run.methods if result.name.startswith("gemm_only") and result.status != "skipped"]
+    if len(roofs) < 2:
+        return ""
+    return f"GEMM only, to which ratios are formed, is the faster one here: {run.method(run.gemm_only).title}."
+
+
 def markdown_ladder(runs: list[Run]) -> str:
     """Returns one Markdown table of measured runs that differ in their number of GPUs, with the caption of each.
 
     Args:
-      runs: runs with the same methods, shapes per device and dtype.
+      runs: runs with the same shapes per device and dtype. A method that one of them lacks is "not measured" there. The
+        column of kernel times is left out for a run that recorded none.
     """
-    sizes = [run.problem.axis_size for run in runs]
-    columns = ("call, µs", "% of peak", "× GEMM only", "wall, µs")
-    header = [f"{size} GPUs: {column}" for size in sizes for column in columns]
+    header = [f"{run.problem.axis_size} GPUs: {column}" for run in runs for column in _markdown_columns(run)]
     lines = [_markdown_row(["method", *header]), _markdown_row(["---"] + ["---:"] * len(header))]
-    tables = [dict(zip((result.name for result in run.methods), ladder_rows(run), strict=True)) for run in runs]
-    for result in runs[0].methods:
-        cells = [cell for table in tables for cell in _markdown_cells(table[result.name])]
-        lines.append(_markdown_row([result.title, *cells]))
-    captions = [f"{run.caption()}. {run.protocol}. Command: `{run.command}`." for run in runs]
-    details = ["<details><summary>How and where measured</summary>", "", *_bullets(captions), "", "</details>"]
+    for name, title in _titles(runs).items():
+        lines.append(_markdown_row([title, *(cell for run in runs for cell in _markdown_cells(run, name))]))
+    details = ["<details><summary>How and where measured</summary>", "", *map(_how_measured, runs), "", "</details>"]
     return "\n".join([*lines, "", *details])
 
 
-def _markdown_cells(row):
-    _, status, _, call, _, share, ratio, wall = row
-    return ("skipped", "", "", "") if status == "skipped" else (call, share, ratio, wall)
+def _titles(runs) -> dict[str, str]:
+    """Returns the title of every method by name, in the order of the run that has most of them."""
+    longest_first = sorted(runs, key=lambda run: -len(run.methods))
+    return {result.name: result.title for run in longest_first for result in run.methods}
 
 
-def _bullets(lines):
-    return [f"- {line}" for line in lines]
+def _markdown_columns(run) -> list[str]:
+    has_kernel_times = any(result.kernel_time_us for result in run.methods)
+    return ["call, µs", *["kernel, µs"] * has_kernel_times, "% of peak", "× GEMM only", "wall, µs"]
+
+
+def _markdown_cells(run, name) -> list[str]:
+    columns = _markdown_columns(run)
+    result = next((result for result in run.methods if result.name == name), None)
+    if result is None or result.status == "skipped":
+        return ["skipped" if result else "not measured"] + [""] * (len(columns) - 1)
+    cells = {
+        "call, µs": _spread(result.call_time_us) + (" WRONG" if is_wrong(run, result) else ""),
+        "kernel, µs": _kernel(result),
+        "% of peak": _share_of_peak(run, result),
+        "× GEMM only": f"{result.ratio_to_gemm_only.median:.2f}",
+        "wall, µs": f"{result.wall_time_us.median:.0f}",
+    }
+    return [cells[column] for column in columns]
+
+
+def _how_measured(run) -> str:
+    programs = [f"{result.title}: {result.details}." for result in run.methods if result.details]
+    sentences = [f"{run.caption()}.", f"{run.protocol}.", roof_note(run), *programs, f"Command: `{run.command}`."]
+    return "- " + " ".join(filter(None, sentences))
 
 
 def markdown_published() -> str:

@@ -29,7 +29,7 @@ class MethodResult:
     """What one method did in one run.
 
     Attributes:
-      name: as in `cmm.METHODS`, or "gemm_only" for the matmul of the already gathered activations.
+      name: that of its rung (see `cmm.rungs.RUNGS`), for a method of this package its key in `cmm.METHODS`.
       title: what tables and figures print.
       status: "measured" on GPUs, "simulated" on CPU devices (its times say nothing about GPUs), or "skipped".
       reason: why it was skipped, else empty.
@@ -37,7 +37,10 @@ class MethodResult:
       relative_error: `|out - ref| / |ref|` in the Frobenius norm.
       call_time_us: time in which kernels or copies of one call run on a GPU, the slowest device's; `None` without GPUs.
       wall_time_us: time of one call by the host's clock, differences of two chain lengths.
-      ratio_to_gemm_only: call time over that of "gemm_only" in the same round (wall time where no GPU is).
+      ratio_to_gemm_only: call time over that of GEMM only in the same round (wall time where no GPU is).
+      kernel_time_us: time of the matmul kernels of one call alone, the slowest device's; `None` if not recorded.
+      kernel_ratio_to_gemm_only: kernel time over that of GEMM only in the same round; `None` if not recorded.
+      details: what else identifies the program, such as the configuration of a kernel or the version of a library.
     """
 
     name: str
@@ -49,6 +52,9 @@ class MethodResult:
     call_time_us: Spread | None = None
     wall_time_us: Spread | None = None
     ratio_to_gemm_only: Spread | None = None
+    kernel_time_us: Spread | None = None
+    kernel_ratio_to_gemm_only: Spread | None = None
+    details: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +71,8 @@ class Run:
       date: day of the run, ISO format.
       command: command that produced the file.
       methods: one result per known method.
+      gemm_only: name of the method against which ratios are formed: the fastest matmul of the already gathered
+        activations.
     """
 
     problem: Problem
@@ -76,6 +84,7 @@ class Run:
     date: str
     command: str
     methods: tuple[MethodResult, ...]
+    gemm_only: str = "gemm_only"
 
     def method(self, name: str) -> MethodResult:
         """Returns the result of one method, or raises a `KeyError` that lists those of this run."""
@@ -153,6 +162,9 @@ def timelines_file_name(run: Run) -> str:
     return file_name(run).replace("run_", "timeline_", 1)
 
 
+_SPREADS = tuple(field.name for field in dataclasses.fields(MethodResult) if field.type == Spread | None)
+
+
 def _method_from_json(raw: dict) -> MethodResult:
-    spreads = ("call_time_us", "wall_time_us", "ratio_to_gemm_only")
-    return MethodResult(**(raw | {name: Spread(**raw[name]) for name in spreads if raw[name] is not None}))
+    # A file that is older than a field lacks it.
+    return MethodResult(**(raw | {name: Spread(**raw[name]) for name in _SPREADS if raw.get(name) is not None}))

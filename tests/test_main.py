@@ -2,22 +2,36 @@
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
 import pytest
 
-from cmm import __main__ as main_module, job, results
+import cmm
+from cmm import __main__ as main_module, results, rungs
 
 ROOT = pathlib.Path(main_module.__file__).parents[1]
 
 
-def _cmm(*arguments, cwd, **environment):
+# What simulated devices cannot show, and why.
+SKIPPED = {
+    "gemm_only_torch": "needs GPUs",
+    "ring_copy_engines": "needs GPUs",
+    "jax_example": "needs Hopper GPUs",
+} | {name: "needs Hopper GPUs" for name, method in cmm.METHODS.items() if method.needs_hopper}
+
+
+def _environment(**changes):
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_", "PJRT_"))}
+    return clean | {"PYTHONPATH": str(ROOT)} | changes
+
+
+def _cmm(*arguments, cwd, **environment):
     return subprocess.run(
         [sys.executable, "-m", "cmm", *arguments],
         cwd=cwd,
-        env=clean | {"PYTHONPATH": str(ROOT)} | environment,
+        env=_environment(**environment),
         capture_output=True,
         text=True,
         timeout=300,
@@ -29,12 +43,13 @@ def test_simulated_run(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "3 simulated CPU devices" in done.stdout and "times mean nothing about GPUs" in done.stdout
     assert "ring, copy engines: skipped, needs GPUs" in done.stdout
+    assert "JAX's example kernel: skipped, needs Hopper GPUs" in done.stdout
     run = results.load(tmp_path / "out" / "run_simulated_d3_m5_k16_n8_float16.json")
-    assert [result.name for result in run.methods] == [rung.name for rung in job.RUNGS]
+    assert [result.name for result in run.methods] == [rung.name for rung in rungs.RUNGS]
     for result in run.methods:
         assert result.title in done.stdout
-        if result.name == "ring_copy_engines":
-            assert (result.status, result.reason) == ("skipped", "needs GPUs")
+        if result.name in SKIPPED:
+            assert (result.status, result.reason) == ("skipped", SKIPPED[result.name])
         else:
             assert result.status == "simulated" and result.error_over_bound <= 1
             assert result.call_time_us is None, "simulated devices have no GPU time"
@@ -56,7 +71,7 @@ def test_eight_simulated_devices_by_default(tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--methods", "naive,magic"], "unknown: magic; known: naive, ring"),
+        (["--methods", "naive,magic"], "unknown: magic; known: gemm_only_torch, naive, ring"),
         (["--m-shard", "0"], "must be at least 1, got 0"),
         (["--devices", "-2"], "must be at least 1, got -2"),
         (["--dtype", "int8"], "invalid choice: 'int8'"),
@@ -70,13 +85,54 @@ def test_bad_options(capsys, arguments, message):
 
 
 def test_a_wrong_method_is_shown_and_fails(monkeypatch, tmp_path, capsys):
-    wrong = job.METHODS["ring"]
+    wrong = cmm.METHODS["ring"]
     doubled = type(wrong)(wrong.name, wrong.title, lambda *args, **options: 1.01 * wrong.function(*args, **options))
-    monkeypatch.setitem(job.METHODS, "ring", doubled)
+    monkeypatch.setitem(cmm.METHODS, "ring", doubled)
     shape = ["--devices", "2", "--m-shard", "4", "--k", "8", "--n-shard", "4"]
     assert main_module.main(["--simulate", *shape, "--dtype", "float32", "--out", str(tmp_path)]) == 1
     out = capsys.readouterr().out
     assert "WRONG" in out and "Wrong results: ring." in out
+
+
+def test_every_rung_can_be_asked_for_by_name(tmp_path, capsys):
+    shape = ["--devices", "2", "--m-shard", "4", "--k", "8", "--n-shard", "4", "--out", str(tmp_path)]
+    assert main_module.main(["--simulate", *shape, "--methods", ",".join(SKIPPED)]) == 0
+    run = results.load(next(tmp_path.glob("run_*.json")))
+    assert {name: run.method(name).reason for name in SKIPPED} == SKIPPED
+    assert run.method("naive").reason == "not asked for"
+    assert run.command.endswith(f"--methods {','.join(SKIPPED)} --simulate")
+
+
+def test_reasons_are_printed_as_they_are(monkeypatch, tmp_path, capsys):
+    # Square brackets are markup to the library that prints.
+    def refuses(lhs, rhs, axis):
+        raise ValueError("lhs must be [m, k]")
+
+    ring = cmm.METHODS["ring"]
+    monkeypatch.setitem(cmm.METHODS, "ring", type(ring)(ring.name, ring.title, refuses))
+    shape = ["--devices", "2", "--m-shard", "4", "--k", "8", "--n-shard", "4", "--out", str(tmp_path)]
+    assert main_module.main(["--simulate", *shape]) == 0
+    assert "ring: skipped, lhs must be [m, k]" in capsys.readouterr().out
+
+
+def test_control_c_ends_it_with_one_line(tmp_path):
+    # Far more work than there is time for.
+    large = ["--simulate", "--devices", "2", "--m-shard", "4096", "--k", "16384", "--n-shard", "4096"]
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "cmm", *large],
+        cwd=tmp_path,
+        env=_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    for line in process.stdout:
+        if "to receive" in line:  # The last line before the work begins.
+            break
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 130
+    assert "Interrupted." in out and "Traceback" not in out + err
 
 
 def test_more_devices_than_there_are(capsys, tmp_path):

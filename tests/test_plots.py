@@ -19,6 +19,7 @@ from cmm.plots import palette
 from cmm.plots.__main__ import FRAMES_PER_STEP, main
 from cmm.plots.animation import _Scene
 from cmm.plots.palette import DEVICE_COLORS, device_color, text_color
+from cmm.plots.run import recorded_timelines_data
 from cmm.schedule import ring_schedule
 from cmm.timeline import Span, naive_timeline, ring_timeline
 
@@ -264,6 +265,17 @@ def test_recorded_spans_show_gaps_as_waiting_and_every_lane():
     assert by_gid(fig, "busy-")["0-0"].get_text() == f"{100 * 80 / 95:.0f} % busy"
 
 
+def test_of_recorded_kernels_the_fast_one_is_drawn():
+    titles = {name: name for name in ("pallas", "pallas_fast", "naive", "gemm_only")}
+    recorded = {name: [Span(0, "compute", "compute", 0.0, 10.0), Span(0, "barrier", "wait", 0, 1)] for name in titles}
+    data = recorded_timelines_data(recorded, titles, "a machine")
+    assert [schedule["title"] for schedule in data["schedules"]] == ["naive", "pallas_fast"]
+    assert "not visible" in data["source"]
+    del recorded["pallas_fast"]
+    data = recorded_timelines_data(recorded, titles, "a machine")
+    assert [schedule["title"] for schedule in data["schedules"]] == ["naive", "pallas"]
+
+
 # Utilization.
 
 
@@ -342,6 +354,36 @@ def test_diamonds_and_title_follow_the_hosts_clock():
     share = lambda time: 100 * roofline.utilization(problem, time, roofline.H200_SXM)
     assert sorted(marks.values()) == pytest.approx(sorted(map(share, (100, 160, 400))))
     assert fig.get_label().startswith(f"{gaps.methods[1].title}: {share(160):.0f} % of peak")
+
+
+def test_kernel_times_are_triangles_and_two_roofs_are_one():
+    kernels = {"gemm_only": 180, "naive": 181, "kernel": 183}
+    methods = [
+        dataclasses.replace(m, kernel_time_us=m.call_time_us and results.Spread(*[kernels[m.name]] * 3))
+        for m in run(times=(182.0, 620.0, 190.0)).methods
+    ]
+    torch = dataclasses.replace(methods[0], name="gemm_only_torch", title="GEMM only, PyTorch")
+    torch = dataclasses.replace(torch, call_time_us=results.Spread(176, 175, 178), kernel_time_us=None)
+    recorded = dataclasses.replace(run(), methods=(methods[0], torch, *methods[1:]))
+    fig = plots.draw_utilization([recorded], published=())
+    lines = {line.get_gid(): line for line in fig.axes[0].lines if str(line.get_gid()).endswith("-kernel")}
+    share = lambda time: 100 * roofline.utilization(recorded.problem, time, roofline.H200_SXM)
+    marks = {gid.split("-")[3]: line.get_xdata()[0] for gid, line in lines.items() if line.get_marker() == "^"}
+    assert marks == pytest.approx({name: share(time) for name, time in kernels.items()})
+    assert any("Triangles" in text for text in texts(fig))
+    # The faster roof is no method, and the one that others are seen against.
+    assert fig.get_label() == f"a kernel: {share(190):.0f} % of peak on 4 x H200, GEMM only {share(176):.0f} %"
+    assert not any("Triangles" in text for text in texts(plots.draw_utilization([run()], published=())))
+
+
+def test_the_projects_own_kernel_stands_out():
+    names = ("gemm_only", "gemm_only_torch", "naive", "ring", "pallas", "jax_example")
+    methods = [results.MethodResult(n, n, "measured", call_time_us=results.Spread(200, 199, 201)) for n in names]
+    fig = plots.draw_utilization([dataclasses.replace(run(), methods=tuple(methods))], published=())
+    bars = {name: bar for name, bar in by_gid(fig, "bar-0-4-").items() if not name.endswith("-spread")}
+    colors = {name: to_hex(bar.get_facecolor()) for name, bar in bars.items()}
+    assert [name for name, color in colors.items() if color == palette.ACCENT.lower()] == ["pallas"]
+    assert not any(bar.get_hatch() for bar in bars.values())
 
 
 def test_published_rows_are_marked_and_hatched():

@@ -39,10 +39,47 @@ def test_call_time_is_the_slowest_gpus_median_and_the_events_are_of_a_typical_ca
         for device, of_device in lengths.items()
         for call, length in enumerate(of_device)
     ]
-    monkeypatch.setattr(measure, "record", lambda run: events)
-    time_us, typical = measure.recorded_call(None, [()], calls=3)
+    monkeypatch.setattr(measure, "record", lambda run, wait: events)
+    time_us, _, typical = measure.recorded_call(None, [()], calls=3)
     assert time_us == 30
     assert {device: [e.start_us for e in found] for device, found in typical.items()} == {0: [100], 1: [100]}
+
+
+def test_kernel_time_is_that_of_the_matmul_kernels_alone(monkeypatch):
+    # By device and call: the kernels of one call, each at its start. The slower GPU's median call has 20 + 12.
+    def call(start_us, device, kernels):
+        names = ("stream_executor::gpu::MultiGpuBarrierWithNcclKernelImpl", *kernels, "MemcpyD2D")
+        lengths = (6, *kernels.values(), 3)
+        return [
+            _event(name, start_us + 100 * i, start_us + 100 * i + n, device)
+            for i, (name, n) in enumerate(zip(names, lengths))
+        ]
+
+    ours, theirs = "anonymous_mosaic_gpu_kernel", "nvjet_sm90_hsh_128x256_64x4_2x1_v_bz_coopA_NNN"
+    events = [
+        event
+        for device, of_device in {0: ((9, 5), (8, 5), (7, 5)), 1: ((30, 10), (20, 12), (10, 11))}.items()
+        for index, (first, second) in enumerate(of_device)
+        for event in call(1000 * index, device, {ours: first, theirs: second})
+    ]
+    monkeypatch.setattr(measure, "record", lambda run, wait: events)
+    found = measure.recorded_call(None, [()], calls=3)
+    assert found.kernel_us == 32
+    # The call is busy in its barrier and its copy as well.
+    assert found.time_us == 6 + 20 + 12 + 3
+    assert recording.matmul_us([_event("ncclDevKernel_AllGather", 0, 5), _event("Memset 3", 5, 6)]) == 0
+
+
+def test_a_program_brings_its_own_way_to_wait(monkeypatch):
+    monkeypatch.setattr(measure, "record", lambda run, wait: wait(run()))
+    waited = []
+    with pytest.raises(RuntimeError, match="no GPU events"):
+        measure.recorded_call(lambda x: x, [(1,), (2,)], 3, lambda results: waited.extend(results) or [])
+    assert waited == [1, 2, 1]
+    # On the host's clock only the last result of a chain is waited for.
+    waited.clear()
+    measure.wall_time_us(lambda x: x, [(1,), (2,)], 1, 4, waited.append)
+    assert sorted(waited) == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -55,6 +92,9 @@ def test_call_time_is_the_slowest_gpus_median_and_the_events_are_of_a_typical_ca
         ("gemm_fusion_dot_general_3", "compute", "matmul"),
         ("loop_dynamic_update_slice_fusion_1", "memory", "write result"),
         ("Memset 3", "memory", "Memset 3"),
+        ("anonymous_mosaic_gpu_kernel", "compute", "matmul"),
+        ("kernel_body_mosaic_gpu_kernel", "compute", "matmul"),
+        ("stream_executor::gpu::MultiGpuBarrierWithNcclKernelImpl", "barrier", "barrier"),
     ],
 )
 def test_spans(name, lane, label):

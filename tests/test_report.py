@@ -1,10 +1,11 @@
 """Records, and the tables made of them."""
 
 import dataclasses
+import json
 
 import pytest
 
-from cmm import report, results
+from cmm import report, results, roofline
 from cmm.results import MethodResult, Run, Spread
 from cmm.roofline import Problem
 from cmm.timeline import Span
@@ -42,6 +43,17 @@ def test_save_and_load(tmp_path):
         run.method("magic")
 
 
+def test_a_file_without_kernel_times_loads(tmp_path):
+    path = results.save(_run(), tmp_path / "run.json")
+    raw = json.loads(path.read_text())
+    del raw["gemm_only"]
+    for method in raw["methods"]:
+        for name in ("kernel_time_us", "kernel_ratio_to_gemm_only", "details"):
+            del method[name]
+    path.write_text(json.dumps(raw))
+    assert results.load(path) == _run()
+
+
 def test_save_and_load_timelines(tmp_path):
     spans = [Span(0, "compute", "compute", 0.0, 4.5, None, None, "matmul"), Span(1, "link", "send", 1.0, 2.0, 0, 1)]
     path = results.save_timelines({"ring": spans}, _run(), tmp_path / "timeline.json")
@@ -51,19 +63,19 @@ def test_save_and_load_timelines(tmp_path):
 def test_ladder_rows():
     gemm_only, naive, ring = report.ladder_rows(_run())
     # 2 * 2 * 1024 * 4096 * 4096 FLOP in 144 us are 477 TFLOP/s, 48 % of 989.5.
-    assert naive[3:] == ("144 (143–146)", "477", "48 %", "1.59 (1.57–1.61)", "150 (147–158)")
-    assert gemm_only[6] == "1.00"
+    assert naive[3:] == ("144 (143–146)", "", "477", "48 %", "1.59 (1.57–1.61)", "150 (147–158)")
+    assert gemm_only[7] == "1.00"
     assert ring[1] == "skipped" and not any(ring[2:])
 
 
 def test_unknown_gpu_has_no_share_of_peak():
     rows = report.ladder_rows(_run(machine={"device_kind": "NVIDIA L4"}))
-    assert rows[1][5] == "peak unknown"
+    assert rows[1][6] == "peak unknown"
 
 
 def test_simulated_runs_claim_no_rates():
     for row in report.ladder_rows(_run(simulated=True)):
-        assert not any(row[3:7])
+        assert not any(row[3:8])
 
 
 def test_wrong_results_are_marked():
@@ -73,6 +85,49 @@ def test_wrong_results_are_marked():
     assert report.is_wrong(_run(), MethodResult("ring", "ring", "measured", error_over_bound=float("nan")))
     # Within the bound of every element, but not as precise as float16 accumulated in float32.
     assert report.is_wrong(_run(), dataclasses.replace(wrong, error_over_bound=0.5))
+
+
+def _with_kernels(run):
+    """Returns `run` on two GPUs with kernel times, one more roof and one more method, as a later run has them."""
+    gemm_only, naive, ring = run.methods
+    torch = _measured("gemm_only_torch", "GEMM only, PyTorch", Spread(88, 87, 89), Spread(95, 94, 96), Spread(1, 1, 1))
+    kernel = dataclasses.replace(
+        _measured("pallas", "one kernel", Spread(100, 99, 102), Spread(120, 118, 130), Spread(1.14, 1.13, 1.15)),
+        kernel_time_us=Spread(92, 91, 93),
+        details="tile_m=128",
+    )
+    return dataclasses.replace(run, methods=(gemm_only, torch, naive, ring, kernel), gemm_only="gemm_only_torch")
+
+
+def test_kernel_times_are_in_the_rows():
+    *_, kernel = report.ladder_rows(_with_kernels(_run()))
+    assert kernel[3:5] == ("100 (99–102)", "92")
+
+
+def test_markdown_of_runs_with_different_methods():
+    new, old = _with_kernels(_run()), _run(problem=roofline.published_problem(4))
+    for runs in ([new, old], [old, new]):
+        table, details = report.markdown_ladder(runs).split("\n\n", 1)
+        header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines())
+        assert [row[0] for row in rows] == ["GEMM only", "GEMM only, PyTorch", "gather", "ring", "one kernel"]
+        assert all(len(row) == len(header) for row in rows)
+        cells = {row[0]: dict(zip(header, row, strict=True)) for row in rows}
+        assert cells["one kernel"]["2 GPUs: call, µs"] == "100 (99–102)"
+        assert cells["one kernel"]["2 GPUs: kernel, µs"] == "92"
+        assert cells["one kernel"]["2 GPUs: × GEMM only"] == "1.14"
+        assert cells["one kernel"]["2 GPUs: wall, µs"] == "120"
+        assert cells["one kernel"]["4 GPUs: call, µs"] == "not measured"
+        assert not any(cells["one kernel"][column] for column in ("4 GPUs: % of peak", "4 GPUs: wall, µs"))
+        assert cells["ring"]["2 GPUs: call, µs"] == cells["ring"]["4 GPUs: call, µs"] == "skipped"
+        # Nobody recorded kernel times on four GPUs: no column of nothing.
+        assert "4 GPUs: kernel, µs" not in header
+        assert details.count("is the faster one here: GEMM only, PyTorch.") == 1
+        assert "one kernel: tile_m=128." in details
+
+
+def test_wrong_results_are_marked_in_markdown():
+    wrong = dataclasses.replace(_run().methods[1], error_over_bound=2.0)
+    assert "144 (143–146) WRONG" in report.markdown_ladder([_run(methods=(_run().methods[0], wrong))])
 
 
 def test_markers():

@@ -13,10 +13,12 @@ from cmm.timeline import Span
 
 # Order of the schedules in a figure: what is slow stands above what is meant to be faster.
 _DRAWN = ("naive", "ring", "ring_copy_engines")
+# Of the kernels the first one that was recorded is drawn, below the others.
+_KERNELS = ("pallas_fast", "pallas")
 
 
 def draw_recorded_timelines(timelines: Mapping[str, Sequence[Span]], titles: Mapping[str, str], caption: str):
-    """Draws recorded calls of naive and of the ring above each other.
+    """Draws recorded calls of naive, of the rings and of the kernel above each other.
 
     Args:
       timelines: spans by name of the method (see `cmm.results.load_timelines`).
@@ -27,12 +29,12 @@ def draw_recorded_timelines(timelines: Mapping[str, Sequence[Span]], titles: Map
       A `matplotlib.figure.Figure`.
     """
     drawn = _titled(timelines, titles)
-    return draw_timeline(drawn, "Recorded on GPUs: where the tensor cores wait", _recorded_caption(caption))
+    return draw_timeline(drawn, "Recorded on GPUs: where the tensor cores wait", _recorded_caption(caption, timelines))
 
 
 def recorded_timelines_data(timelines: Mapping[str, Sequence[Span]], titles: Mapping[str, str], caption: str) -> dict:
     """Returns what `draw_recorded_timelines` draws."""
-    return timeline_data(_titled(timelines, titles), _recorded_caption(caption))
+    return timeline_data(_titled(timelines, titles), _recorded_caption(caption, timelines))
 
 
 def draw_run(run: Run, timelines: Mapping[str, Sequence[Span]], folder) -> list[pathlib.Path]:
@@ -59,8 +61,11 @@ def draw_run(run: Run, timelines: Mapping[str, Sequence[Span]], folder) -> list[
 
 
 def _titled(timelines, titles):
-    return {titles[name]: timelines[name] for name in _DRAWN if name in timelines}
+    kernels = [name for name in _KERNELS if name in timelines]
+    return {titles[name]: timelines[name] for name in (*_DRAWN, *kernels[:1]) if name in timelines}
 
 
-def _recorded_caption(caption: str) -> str:
-    return f"One call in a steady chain, recorded by JAX's profiler. {caption}."
+def _recorded_caption(caption: str, timelines) -> str:
+    has_kernel = any(name in timelines for name in _KERNELS)
+    inside = " What one kernel waits for while it runs is not visible." if has_kernel else ""
+    return f"One call in a steady chain, recorded by JAX's profiler.{inside} {caption}."
