@@ -1,0 +1,195 @@
+"""`python -m cmm.peers.torch_symm_mem`: PyTorch's collective matmul on symmetric memory ("async tensor parallelism").
+
+`torch.ops.symm_mem.fused_all_gather_matmul` copies shards from its peers' memory, on two streams by turns, and
+multiplies each as soon as it is there. It runs under a CUDA graph, since the host could not start so many small steps
+in time. Each GPU has a process of its own (see `cmm.peers.torch_worker`). PyTorch's matmul alone, and its NCCL
+all-gather with a matmul after it, run beside it, in graphs too.
+
+NVLink multicast is off unless the environment says otherwise.
+"""
+
+import argparse
+import dataclasses
+import importlib
+import importlib.util
+import json
+import multiprocessing
+import multiprocessing.connection
+import os
+import pathlib
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from cmm.measure import spread
+from cmm.peers.own_process import PeerResult, add_options, problem_of, report
+from cmm.reference import relative_limit
+from cmm.roofline import Problem
+
+ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+GEMM_ONLY = "torch_gemm_only"
+TITLES = {
+    GEMM_ONLY: "GEMM only, PyTorch",
+    "torch_nccl": "all-gather + matmul, PyTorch",
+    "torch_symm_mem": "symmetric memory, PyTorch",
+}
+
+
+class CannotRun(Exception):
+    """Says why this machine does not do."""
+
+
+class WorkerFailed(Exception):
+    """Says which worker ended badly, and how."""
+
+
+def main(arguments=None) -> int:
+    """Runs one worker per GPU and reports what they measured; returns the exit status, always 0."""
+    parser = argparse.ArgumentParser(prog="python -m cmm.peers.torch_symm_mem", description=__doc__.split("\n\n", 1)[1])
+    add_options(parser)
+    options = parser.parse_args(arguments)
+    report(measure(problem_of(options), options.timeout, simulate=options.simulate), options.json)
+    return 0
+
+
+def measure(problem: Problem, timeout_s: float, *, simulate: bool = False) -> list[PeerResult]:
+    """Returns one result per program; its status is "skipped" or "failed" where nothing could be measured."""
+    # Before PyTorch is imported, here and in the workers, which inherit it.
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        if simulate:
+            raise CannotRun("needs GPUs")
+        check_machine(problem.axis_size)
+        target = importlib.import_module("cmm.peers.torch_worker").run
+        return summary(problem, run_workers(target, problem, timeout_s))
+    except CannotRun as error:
+        status, reason = "skipped", str(error)
+    except WorkerFailed as error:
+        status, reason = "failed", str(error)
+    return [PeerResult(name, title, status, reason, options=_environment()) for name, title in TITLES.items()]
+
+
+def check_machine(gpus: int) -> None:
+    """Raises `CannotRun` if PyTorch, its operation or GPUs are missing."""
+    if gpus < 2:
+        raise CannotRun("needs at least 2 GPUs")
+    if importlib.util.find_spec("torch") is None:
+        raise CannotRun("PyTorch is not installed")
+    try:
+        torch = importlib.import_module("torch")
+        importlib.import_module("torch.distributed._symmetric_memory")
+    except (ImportError, OSError) as error:  # OSError: one of its shared libraries.
+        raise CannotRun(f"PyTorch cannot be imported: {error}") from error
+    if not torch.cuda.is_available():
+        raise CannotRun(f"PyTorch {torch.__version__} finds no CUDA device")
+    if torch.cuda.device_count() < gpus:
+        raise CannotRun(f"needs {gpus} GPUs, found {torch.cuda.device_count()}")
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11):
+        raise CannotRun(f"needs PyTorch 2.11 or newer, found {torch.__version__}")
+    if not hasattr(torch.ops.symm_mem, "fused_all_gather_matmul"):
+        raise CannotRun(f"PyTorch {torch.__version__} has no torch.ops.symm_mem.fused_all_gather_matmul")
+
+
+def run_workers(target: Callable, problem: Problem, timeout_s: float) -> list[dict]:
+    """Runs `target(rank, problem, folder, meet)` once per GPU, each in a process, and returns what they wrote.
+
+    Args:
+      target: writes its report to `folder / f"rank{rank}.json"`, or what went wrong to `folder / f"rank{rank}.error"`;
+        `meet` is a barrier of all workers.
+      problem: shapes, dtype and number of workers.
+      timeout_s: all workers are killed after so many seconds.
+
+    Raises:
+      WorkerFailed: one of them crashed or hung. None of them runs any more.
+    """
+    # A CUDA context does not survive a fork.
+    context = multiprocessing.get_context("spawn")
+    meet = context.Barrier(problem.axis_size)
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        workers = [
+            context.Process(target=target, args=(rank, problem, folder, meet), daemon=True)
+            for rank in range(problem.axis_size)
+        ]
+        try:
+            for worker in workers:
+                worker.start()
+            _wait(workers, folder, timeout_s)
+        finally:
+            for worker in workers:
+                if worker.is_alive():
+                    worker.kill()
+                    worker.join()
+        return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(problem.axis_size)]
+
+
+def _wait(workers, folder, timeout_s):
+    deadline = time.monotonic() + timeout_s
+    running = dict(enumerate(workers))
+    while running:
+        rest_s = max(0.0, deadline - time.monotonic())
+        if not multiprocessing.connection.wait([worker.sentinel for worker in running.values()], rest_s):
+            ranks = ", ".join(map(str, running))
+            raise WorkerFailed(f"no answer from the workers of rank {ranks} within {timeout_s:g} s; all were killed")
+        for rank in [rank for rank, worker in running.items() if not worker.is_alive()]:
+            worker = running.pop(rank)
+            worker.join()
+            if worker.exitcode or not (folder / f"rank{rank}.json").exists():
+                raise WorkerFailed(_last_words(rank, worker.exitcode, folder))
+
+
+def _last_words(rank, exit_code, folder):
+    # The worker that failed first breaks the barrier for all: its own error says more than that of the others.
+    errors = sorted(folder.glob("rank*.error"), key=lambda path: "BrokenBarrierError" in path.read_text())
+    if errors:
+        return f"{errors[0].stem}: {errors[0].read_text()}"
+    return f"rank{rank} ended with exit code {exit_code} and no report"
+
+
+def summary(problem: Problem, reports: list[dict]) -> list[PeerResult]:
+    """Reduces the workers' reports to results: in each round the slowest GPU counts, and the largest error.
+
+    Args:
+      problem: shapes and dtype.
+      reports: for each rank `{"programs": {name: {"call_us": [...], "kernel_us": [...], "wall_us": [...],
+        "error_over_bound": e, "relative_error": r}}, "protocol": words, "versions": {...}}`, times by round.
+    """
+    slowest = {
+        name: {key: np.max([report["programs"][name][key] for report in reports], axis=0) for key in of_program}
+        for name, of_program in reports[0]["programs"].items()
+    }
+    roof = slowest[GEMM_ONLY]
+    results = [_result(problem, name, of_program, roof) for name, of_program in slowest.items()]
+    shared = {"protocol": reports[0]["protocol"], "versions": reports[0]["versions"], "options": _environment()}
+    return [dataclasses.replace(result, **shared) for result in results]
+
+
+def _result(problem, name, of_program, roof):
+    error_over_bound, relative_error = float(of_program["error_over_bound"]), float(of_program["relative_error"])
+    errors = {"error_over_bound": error_over_bound, "relative_error": relative_error}
+    if not (error_over_bound <= 1 and relative_error <= relative_limit(problem.k, problem.dtype)):
+        return PeerResult(name, TITLES[name], "failed", "wrong result", **errors)
+    has_kernel = all(of_program["kernel_us"]) and all(roof["kernel_us"])
+    return PeerResult(
+        name,
+        TITLES[name],
+        "measured",
+        **errors,
+        call_time_us=spread(of_program["call_us"]),
+        wall_time_us=spread(of_program["wall_us"]),
+        ratio_to_gemm_only=spread(np.divide(of_program["call_us"], roof["call_us"])),
+        kernel_time_us=spread(of_program["kernel_us"]) if has_kernel else None,
+        kernel_ratio_to_gemm_only=spread(np.divide(of_program["kernel_us"], roof["kernel_us"])) if has_kernel else None,
+    )
+
+
+def _environment():
+    return {name: os.environ[name] for name in ENVIRONMENT}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,194 @@
+"""One GPU's part of `cmm.peers.torch_symm_mem`: check, capture and time PyTorch's programs. Needs PyTorch."""
+
+import collections
+import json
+import math
+import multiprocessing.synchronize
+import os
+import pathlib
+import time
+import traceback
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+# Defines torch.ops.symm_mem.
+import torch.distributed._symmetric_memory  # noqa: F401
+
+from cmm.measure import ON_GPUS
+from cmm.recording import GpuEvent, busy_us, matmul_us, split_calls
+from cmm.reference import error_bound
+from cmm.roofline import Problem
+
+GRAPH_CALLS = 24
+LONG_REPLAYS = 5
+PROTOCOL = (
+    f"{ON_GPUS.rounds} rounds, programs interleaved, one process per GPU; a CUDA graph of {GRAPH_CALLS} calls that "
+    f"take {ON_GPUS.operand_sets} distinct operand pairs in turn; call time: busy time of the slowest GPU, median over "
+    f"the calls of one replay; kernel time: matmul kernels alone, likewise; wall time: 1 and {LONG_REPLAYS} replays, "
+    "difference per call, slowest GPU; medians over rounds"
+)
+
+
+def run(rank: int, problem: Problem, folder: pathlib.Path, meet: multiprocessing.synchronize.Barrier) -> None:
+    """Measures on GPU `rank` and writes the report, or the error, into `folder` (see `torch_symm_mem.run_workers`)."""
+    try:
+        report = _measure(rank, problem, folder, meet)
+        (folder / f"rank{rank}.json").write_text(json.dumps(report))
+        meet.wait()
+        status = 0
+    except BaseException as error:
+        (folder / f"rank{rank}.error").write_text(f"{type(error).__name__}: {error}")
+        traceback.print_exc()
+        meet.abort()
+        status = 1
+    # Captured graphs hold NCCL's communicator, and its orderly end may wait for ever. All that matters is written.
+    os._exit(status)
+
+
+def _measure(rank, problem, folder, meet):
+    torch.cuda.set_device(rank)
+    # float32 means float32, and sums of half-precision products are float32: as everywhere in this package.
+    matmul = torch.backends.cuda.matmul
+    matmul.allow_tf32 = False
+    matmul.allow_fp16_reduced_precision_reduction = matmul.allow_bf16_reduced_precision_reduction = False
+    store = dist.FileStore(str(folder / "store"), problem.axis_size)
+    device = torch.device("cuda", rank)
+    dist.init_process_group("nccl", store=store, rank=rank, world_size=problem.axis_size, device_id=device)
+    calls, references = _programs(rank, problem)
+    errors = {name: _worst_errors(call, references, problem) for name, call in calls.items()}
+    # The profiler attaches to the driver once, before there are graphs that it should see.
+    _record(lambda: calls["torch_gemm_only"](0), folder / f"trace{rank}.json")
+    graphs = {name: _capture(call) for name, call in calls.items()}
+    times = {name: {"call_us": [], "kernel_us": [], "wall_us": []} for name in graphs}
+    for graph in graphs.values():
+        meet.wait()
+        graph.replay()
+        torch.cuda.synchronize()
+    for _ in range(ON_GPUS.rounds):
+        for name, graph in graphs.items():
+            times[name]["wall_us"].append(_wall_us(graph, meet))
+            call_us, kernel_us = _call_us(graph, meet, folder / f"trace{rank}.json", rank)
+            times[name]["call_us"].append(call_us)
+            times[name]["kernel_us"].append(kernel_us)
+    versions = {
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        "device_kind": torch.cuda.get_device_name(rank),
+    }
+    return {"programs": {n: times[n] | errors[n] for n in times}, "protocol": PROTOCOL, "versions": versions}
+
+
+def _programs(rank, problem):
+    """Returns the programs as functions of the index of an operand pair, and the reference and bound of each pair."""
+    dtype, group = getattr(torch, problem.dtype), dist.group.WORLD.group_name
+    generator = torch.Generator("cuda").manual_seed(rank)
+
+    def draw(*shape):
+        return torch.randn(shape, generator=generator, device="cuda").to(dtype)
+
+    lhs = [draw(problem.m_shard, problem.k) for _ in range(ON_GPUS.operand_sets)]
+    rhs = [draw(problem.k, problem.n_shard) for _ in range(ON_GPUS.operand_sets)]
+
+    def gather(shard):
+        whole = shard.new_empty(problem.axis_size * problem.m_shard, problem.k)
+        dist.all_gather_into_tensor(whole, shard)
+        return whole
+
+    gathered = [gather(shard) for shard in lhs]
+
+    def fused(i):
+        _, (out,) = torch.ops.symm_mem.fused_all_gather_matmul(lhs[i], [rhs[i]], 0, group, return_A=False)
+        return out
+
+    calls = {
+        "torch_gemm_only": lambda i: gathered[i] @ rhs[i],
+        "torch_nccl": lambda i: gather(lhs[i]) @ rhs[i],
+        "torch_symm_mem": fused,
+    }
+    return calls, [_reference(*pair, problem) for pair in zip(gathered, rhs, strict=True)]
+
+
+def _reference(lhs, rhs, problem):
+    lhs32, rhs32 = lhs.float(), rhs.float()
+    reference = lhs32 @ rhs32
+    return reference, error_bound(reference, lhs32.abs() @ rhs32.abs(), problem.k, problem.dtype)
+
+
+def _worst_errors(call: Callable, references, problem):
+    """Calls the program once per operand pair and compares the results with the references."""
+    over_bound, relative = 0.0, 0.0
+    for i, (reference, bound) in enumerate(references):
+        error = (call(i).float() - reference).abs()
+        over_bound = max(over_bound, _finite((error / bound).max()))
+        relative = max(relative, _finite(error.norm() / reference.norm()))
+    return {"error_over_bound": over_bound, "relative_error": relative}
+
+
+def _finite(value):
+    value = float(value)
+    return value if math.isfinite(value) else math.inf
+
+
+def _capture(call):
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    # NCCL's watchdog queries events from a thread of its own meanwhile, which the stricter modes forbid.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        for i in range(GRAPH_CALLS):
+            call(i % ON_GPUS.operand_sets)
+    torch.cuda.synchronize()
+    return graph
+
+
+def _wall_us(graph, meet):
+    difference_us = _replays_us(graph, LONG_REPLAYS, meet) - _replays_us(graph, 1, meet)
+    return difference_us / ((LONG_REPLAYS - 1) * GRAPH_CALLS)
+
+
+def _replays_us(graph, replays, meet):
+    meet.wait()
+    began = time.perf_counter()
+    for _ in range(replays):
+        graph.replay()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began) * 1e6
+
+
+def _call_us(graph, meet, path, rank):
+    """Returns the busy time and the kernel time of one call, medians over the calls of one replay."""
+
+    def replay():
+        meet.wait()
+        graph.replay()
+
+    events = _record(replay, path)
+    counts = collections.Counter(event.name for event in events)
+    # A name that is rarer belongs to no call. One that is not would take its whole share of every call with it.
+    uneven = [name for name, count in counts.items() if count > GRAPH_CALLS and count % GRAPH_CALLS]
+    if uneven or not any(count >= GRAPH_CALLS for count in counts.values()):
+        raise RuntimeError(f"{len(events)} recorded events of GPU {rank} are not {GRAPH_CALLS} equal calls: {uneven}.")
+    calls = split_calls(events, GRAPH_CALLS)
+    return float(np.median([busy_us(call) for call in calls])), float(np.median([matmul_us(call) for call in calls]))
+
+
+def _record(run, path) -> list[GpuEvent]:
+    """Runs `run` under PyTorch's profiler and returns every kernel and copy, in order of their start."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        run()
+        torch.cuda.synchronize()
+    profile.export_chrome_trace(str(path))
+    return gpu_events(json.loads(path.read_text()))
+
+
+def gpu_events(trace: dict) -> list[GpuEvent]:
+    """Returns the kernels, copies and fills of a trace in Chrome's format, in order of their start."""
+    on_gpu = (e for e in trace["traceEvents"] if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"))
+    events = [
+        GpuEvent(e["args"]["device"], f"Stream #{e['args']['stream']}", e["name"], e["ts"], e["ts"] + e["dur"])
+        for e in on_gpu
+    ]
+    return sorted(events, key=lambda event: event.start_us)

@@ -1,0 +1,296 @@
+"""Peers in processes of their own: what they report, how they end, and what is asked of XLA."""
+
+import dataclasses
+import importlib.util
+import json
+import os
+import signal
+import sys
+import textwrap
+import time
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+
+from cmm.devices import random_operands
+from cmm.hlo import compiled_lines
+from cmm.peers import torch_symm_mem, xla_rewrite
+from cmm.peers.own_process import PeerResult, from_json, run_peer, to_json
+from cmm.results import Spread
+from cmm.roofline import Problem
+
+PROBLEM = Problem(4, 32, 64, 64, "float16")
+
+RESULT = PeerResult(
+    "peer",
+    "a peer",
+    "measured",
+    error_over_bound=0.5,
+    call_time_us=Spread(3.0, 2.0, 4.0),
+    rewritten=True,
+    options={"flag": 0, "other": True},
+    protocol="in words",
+    versions={"library": "1.2"},
+)
+
+
+@pytest.fixture
+def make_module(tmp_path, monkeypatch):
+    """Returns a function that makes a module of its source, found by subprocesses, and returns the module's name."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+
+    def make(source):
+        (tmp_path / "fake_peer.py").write_text(textwrap.dedent(source))
+        return "fake_peer"
+
+    return make
+
+
+def test_results_survive_json():
+    skipped = PeerResult("other", "another", "skipped", "no GPU")
+    assert from_json(to_json([RESULT, skipped])) == [RESULT, skipped]
+    assert "\n" not in to_json([RESULT])
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"name": 1}', "[3]", '[{"surprise": 1}]'])
+def test_other_json_is_refused(text):
+    with pytest.raises(ValueError):
+        from_json(text)
+
+
+def test_a_peer_gets_the_problem_and_is_read_back(make_module):
+    module = make_module(
+        f"""
+        import pathlib, sys
+        from cmm.peers.own_process import *
+        parser = argparse.ArgumentParser()
+        add_options(parser)
+        options = parser.parse_args()
+        print("noise")
+        result = from_json({to_json([RESULT])!r})[0]
+        report([dataclasses.replace(result, reason=f"{{problem_of(options)}} {{options.simulate}}")], options.json)
+        """
+    )
+    (result,) = run_peer(module, PROBLEM, 60, simulate=True)
+    assert result == dataclasses.replace(RESULT, reason=f"{PROBLEM} True")
+
+
+def test_a_crash_is_a_result(make_module):
+    (result,) = run_peer(make_module("raise SystemError('out of luck')"), PROBLEM, 60)
+    assert (result.name, result.status) == ("fake_peer", "failed")
+    assert "exit status 1" in result.reason and "out of luck" in result.reason
+
+
+def test_a_peer_that_says_nothing_failed(make_module):
+    (result,) = run_peer(make_module("pass"), PROBLEM, 60)
+    assert (result.status, result.reason) == ("failed", "ended with exit status 0")
+
+
+def test_a_hang_ends_with_all_that_the_peer_started(make_module, tmp_path):
+    module = make_module(
+        f"""
+        import pathlib, subprocess, sys, time
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        pathlib.Path({str(tmp_path / "child")!r}).write_text(str(child.pid))
+        print("about to hang", file=sys.stderr, flush=True)
+        time.sleep(60)
+        """
+    )
+    for timeout_s in (2, 8, 32):  # On a busy machine it may take long until it hangs.
+        began = time.monotonic()
+        (result,) = run_peer(module, PROBLEM, timeout_s)
+        assert time.monotonic() - began < timeout_s + 15
+        assert result.status == "failed" and result.reason.startswith(f"killed after {timeout_s} s")
+        if result.reason.endswith(": about to hang"):
+            break
+    assert result.reason == f"killed after {timeout_s} s: about to hang"
+    assert not _runs(int((tmp_path / "child").read_text()))
+
+
+def _runs(pid):
+    """Whether the process runs; one that is dead but not yet collected does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def _worker(rank, problem, folder, meet):
+    meet.wait(30)
+    (folder / f"rank{rank}.json").write_text(json.dumps({"rank": rank, "k": problem.k}))
+
+
+def _worker_that_breaks(rank, problem, folder, meet):
+    try:
+        if rank == 1:
+            raise ValueError("no link")
+        meet.wait(30)
+    except Exception as error:
+        (folder / f"rank{rank}.error").write_text(f"{type(error).__name__}: {error}")
+        meet.abort()
+        sys.exit(1)
+
+
+def _worker_that_dies(rank, problem, folder, meet):
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    meet.wait()
+
+
+def _worker_that_hangs(rank, problem, folder, meet):
+    if rank == 0:
+        (folder / "rank0.json").write_text("{}")
+    else:
+        time.sleep(60)
+
+
+TWO = dataclasses.replace(PROBLEM, axis_size=2)
+
+
+def test_workers_report_in_order_of_rank():
+    assert torch_symm_mem.run_workers(_worker, TWO, 60) == [{"rank": 0, "k": 64}, {"rank": 1, "k": 64}]
+
+
+@pytest.mark.parametrize(
+    "target, timeout_s, words",
+    [
+        (_worker_that_breaks, 60, "^rank1: ValueError: no link$"),
+        (_worker_that_dies, 60, "^rank1 ended with exit code -9"),
+        (_worker_that_hangs, 3, "no answer from the workers of rank (0, )?1 within 3 s"),
+    ],
+)
+def test_a_worker_that_fails_ends_all(target, timeout_s, words):
+    began = time.monotonic()
+    with pytest.raises(torch_symm_mem.WorkerFailed, match=words):
+        torch_symm_mem.run_workers(target, TWO, timeout_s)
+    assert time.monotonic() - began < 40
+
+
+def _report(call_us, error_over_bound=0.1):
+    programs = {
+        name: {
+            "call_us": [factor * us for us in call_us],
+            "kernel_us": [us / 2 for us in call_us],
+            "wall_us": [us + 1 for us in call_us],
+            "error_over_bound": error_over_bound if name == "torch_symm_mem" else 0.1,
+            "relative_error": 2e-4,
+        }
+        for name, factor in (("torch_gemm_only", 1), ("torch_nccl", 3), ("torch_symm_mem", 2))
+    }
+    return {"programs": programs, "protocol": "words", "versions": {"torch": "2.11"}}
+
+
+@pytest.fixture
+def torch_environment(monkeypatch):
+    for name, value in torch_symm_mem.ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_the_slowest_rank_of_each_round_counts(torch_environment):
+    results = {r.name: r for r in torch_symm_mem.summary(TWO, [_report([1, 5, 3]), _report([4, 2, 6])])}
+    fused = results["torch_symm_mem"]
+    assert fused.status == "measured" and fused.protocol == "words" and fused.options == torch_symm_mem.ENVIRONMENT
+    assert fused.call_time_us.median == 10 and fused.wall_time_us.median == 6 and fused.kernel_time_us.median == 2.5
+    assert fused.ratio_to_gemm_only == Spread(2.0, 2.0, 2.0)
+    assert results["torch_nccl"].ratio_to_gemm_only.median == 3
+
+
+@pytest.mark.parametrize("error", [1.5, np.inf, np.nan])
+def test_a_wrong_result_has_no_times(torch_environment, error):
+    fused = torch_symm_mem.summary(TWO, [_report([1]), _report([1], error)])[-1]
+    assert (fused.name, fused.status, fused.call_time_us) == ("torch_symm_mem", "failed", None)
+
+
+def test_torch_says_why_it_is_skipped(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for problem, simulate, reason in (
+        (TWO, False, "not installed"),
+        (TWO, True, "needs GPUs"),
+        (dataclasses.replace(TWO, axis_size=1), False, "at least 2"),
+    ):
+        results = torch_symm_mem.measure(problem, 60, simulate=simulate)
+        assert [r.name for r in results] == list(torch_symm_mem.TITLES)
+        assert all(r.status == "skipped" and reason in r.reason for r in results)
+    assert torch_symm_mem.ENVIRONMENT.items() <= os.environ.items()
+
+
+def test_a_trace_of_torch_holds_events_of_the_gpu():
+    pytest.importorskip("torch", reason="needs PyTorch")
+    from cmm.peers.torch_worker import gpu_events
+
+    place = {"args": {"device": 1, "stream": 7}}
+    trace = [
+        {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy PtoP", "ts": 30.5, "dur": 2} | place,
+        {"ph": "X", "cat": "kernel", "name": "nvjet", "ts": 10, "dur": 5.5} | place,
+        {"ph": "X", "cat": "cuda_runtime", "name": "cudaGraphLaunch", "ts": 1, "dur": 1, "args": {}},
+        {"ph": "M", "name": "process_name"},
+    ]
+    found = [(event.name, event.device, event.start_us, event.end_us) for event in gpu_events({"traceEvents": trace})]
+    assert found == [("nvjet", 1, 10, 15.5), ("Memcpy PtoP", 1, 30.5, 32.5)]
+
+
+def test_options_of_the_rewrite():
+    for variant, streams in (("streams", True), ("one_stream", False)):
+        plain, copies = xla_rewrite.options_by_name(variant).values()
+        assert plain["xla_gpu_threshold_for_windowed_einsum_mib"] == 0
+        assert plain["xla_gpu_multi_streamed_windowed_einsum"] is streams
+        assert "xla_gpu_collective_permute_mode" not in plain
+        assert copies == plain | {"xla_gpu_collective_permute_mode": "COLLECTIVES_PEER_MEMORY"}
+
+
+def test_xla_knows_the_options_and_refuses_others():
+    mesh = jax.make_mesh((4,), ("x",), devices=jax.devices("cpu")[:4], axis_types=(AxisType.Auto,))
+    operands = [random_operands(PROBLEM, mesh, seed=0)]
+    for variant in xla_rewrite.VARIANTS:
+        for options in xla_rewrite.options_by_name(variant).values():
+            # A fallback would hide an option that is not known.
+            details = xla_rewrite.build(options, PROBLEM, mesh, operands).details
+            assert details == "not rewritten: the compiled program holds 0 collective-permute, 1 all-gather, 0 while"
+    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_gpu_no_such_option"):
+        xla_rewrite.build({"xla_gpu_no_such_option": 1}, PROBLEM, mesh, operands)
+
+
+class Compiled:
+    """A compiled program of which only the text is there."""
+
+    def __init__(self, text):
+        self.text = text
+
+    def as_text(self):
+        return self.text
+
+
+# Shortened from what XLA's GPU compiler made of the product on four devices, many streams.
+REWRITTEN = Compiled(
+    """\
+  %collective-permute.10.2 = f16[1024,4096]{1,0} collective-permute(%get-tuple-element.48), channel_id=4
+  %collective-permute-start.2 = ((f16[8,8]{1,0}), f16[8,8]{1,0}) collective-permute-start(%collective-permute.11.2)
+  %collective-permute-done.2 = f16[8,8]{1,0} collective-permute-done(%collective-permute-start.2)
+  %while.2 = (f16[8,8]{1,0}, u32[]) while(%tuple.11), condition=%cond, body=%unrolled_windowed_dot_general_body_ag
+"""
+)
+
+
+def test_the_rewrite_is_recognised():
+    assert xla_rewrite.what_happened(REWRITTEN) == (
+        "rewritten: the compiled program holds 2 collective-permute, 0 all-gather, 1 while"
+    )
+    gathers = Compiled("  %all-gather.3 = f16[4096,4096]{1,0} all-gather(%param), channel_id=1\n")
+    assert compiled_lines(gathers, "all-gather")
+    assert xla_rewrite.what_happened(gathers).startswith("not rewritten: ")
+    assert xla_rewrite.what_happened(Compiled(REWRITTEN.text + gathers.text)).startswith("not rewritten: ")
+
+
+def test_xla_on_simulated_devices():
+    results = {r.name: r for r in run_peer("cmm.peers.xla_rewrite", PROBLEM, 90, simulate=True)}
+    programs = [name for variant in xla_rewrite.VARIANTS for name in xla_rewrite.options_by_name(variant)]
+    assert set(results) == {*programs, *(f"xla_{variant}_gemm_only" for variant in xla_rewrite.VARIANTS)}
+    for result in results.values():
+        assert result.status == "simulated" and result.error_over_bound <= 1 and result.wall_time_us.median > 0
+    for name in programs:
+        # The CPU compiler has no such rewrite.
+        assert results[name].rewritten is False and results[name].reason.startswith("not rewritten: ")
+        assert results[name].options["xla_gpu_threshold_for_windowed_einsum_mib"] == 0
