@@ -8,7 +8,9 @@ from cmm import recording
 
 pytestmark = pytest.mark.gpu
 
-PROGRAMS = {name: (name, None) for name in cmm.METHODS} | {"ring_copy_engines": ("ring", cmm.COPY_ENGINE_OPTIONS)}
+# The kernels for Hopper GPUs take other dtypes and shapes; they have tests of their own.
+PROGRAMS = {name: (name, None) for name, method in cmm.METHODS.items() if not method.needs_hopper}
+PROGRAMS |= {"ring_copy_engines": ("ring", cmm.COPY_ENGINE_OPTIONS)}
 
 
 def _run(case, program, **options):

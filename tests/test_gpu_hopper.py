@@ -1,93 +1,219 @@
-"""The Hopper kernels on real GPUs: right for new operands, poisoned memory and late devices, and bitwise repeatable."""
+"""The Hopper kernels on real GPUs: right for new operands, poisoned memory and whoever is late, and bitwise repeatable.
 
+`CMM_STRESS_CALLS` sets how many calls the long test at the end makes, 500 by default. Who is late is an operand of the
+program, so few kernels are compiled; that takes most of the time.
+"""
+
+import dataclasses
 import functools
+import os
+import time
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
 from jax.sharding import NamedSharding, PartitionSpec as P
+from late_kernels import Calls, Late, addresses, assert_right
 
-from cmm import devices, reference
-from cmm.hopper import MatmulDimension, TuningConfig, all_gather_lhs_matmul, matmul
+import cmm
+from cmm import devices
+from cmm.hopper import MatmulDimension, TuningConfig, all_gather_lhs_matmul, matmul, ring_kernel
 from cmm.roofline import Problem
 
 pytestmark = pytest.mark.gpu
 
-CONFIGS = {
-    "default": TuningConfig(),
-    "side by side": TuningConfig(128, 128, wg_dimension=MatmulDimension.N),
-    "small tiles, two stages": TuningConfig(64, 64, max_concurrent_steps=2),
-}
+SHAPE = (1024, 4096, 4096)
+ROWS, COLUMNS = P("x", None), P(None, "x")
+OTHER_CONFIGS = [
+    pytest.param(TuningConfig(128, 128, wg_dimension=MatmulDimension.N), "float16", id="side by side"),
+    # 512 tiles of the result for each shard: several for each CTA.
+    pytest.param(TuningConfig(64, 64, max_concurrent_steps=2), "bfloat16", id="small tiles, two stages"),
+]
 
 
-def _program(mesh, function, **options):
-    return jax.jit(
-        jax.shard_map(
-            lambda lhs, rhs: function(lhs, rhs, "x", **options),
-            mesh=mesh,
-            in_specs=(P("x", None), P(None, "x")),
-            out_specs=P(None, "x"),
-        )
-    )
+@pytest.fixture
+def hoppers(gpus):
+    """All GPUs; skips the test where they are not of the Hopper generation."""
+    if not gpus[0].compute_capability.startswith("9."):
+        pytest.skip(f"needs Hopper GPUs, found {gpus[0].device_kind}")
+    return gpus
 
 
-def _poison(problem, mesh):
-    """Fills free memory with NaN, so that what a kernel does not write cannot look right by chance."""
-    rows = NamedSharding(mesh, P("x", None))
-    shape = (problem.axis_size * problem.axis_size * problem.m_shard, 2 * problem.k + problem.n_shard)
-    jax.block_until_ready(jax.jit(lambda: jnp.full(shape, jnp.nan, problem.dtype), out_shardings=rows)())
+def _door(axis="x", method="pallas"):
+    return functools.partial(cmm.all_gather_matmul, axis_name=axis, method=method)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_ring(gpus, config, dtype):
-    mesh = devices.ring_mesh(gpus)
-    for m_shard, k, n_shard in ((1024, 4096, 4096), (128, 64, 256), (384, 1024, 768)):
-        problem = Problem(len(gpus), m_shard, k, n_shard, dtype)
-        run = _program(mesh, all_gather_lhs_matmul, config=config)
-        for seed in range(3):
-            operands = devices.random_operands(problem, mesh, seed)
-            _poison(problem, mesh)
-            out = run(*operands)
-            assert reference.accuracy(out, *operands, mesh, "x").right
-            _poison(problem, mesh)
-            assert bool(jnp.all(run(*operands) == out))
+@functools.cache  # Several tests share its programs.
+def _door_calls(mesh, dtype):
+    core_count = mesh.devices.flat[0].core_count
+    return Calls(_door(), mesh, Problem(mesh.size, *SHAPE, dtype), num_ctas=core_count)
 
 
-def test_late_device(gpus):
-    # A long product before the call on one device: the others start, and wait for its shards inside the kernel.
-    mesh = devices.ring_mesh(gpus)
-    problem = Problem(len(gpus), 1024, 4096, 4096)
-
-    def late(lhs, rhs, axis, device):
-        def busy(x):
-            return jax.lax.fori_loop(0, 20, lambda _, y: jnp.tanh(y @ rhs[:, : y.shape[1]]), x)
-
-        first = jax.lax.cond(jax.lax.axis_index(axis) == device, busy, lambda x: x, lhs)
-        return all_gather_lhs_matmul(lhs + 0 * first, rhs, axis)
-
-    for device in range(len(gpus)):
-        run = _program(mesh, functools.partial(late, device=device))
-        for seed in range(3):
-            operands = devices.random_operands(problem, mesh, seed)
-            assert reference.accuracy(run(*operands), *operands, mesh, "x").right
+def _ring_calls(hoppers, dtype, config):
+    mesh = devices.ring_mesh(hoppers)
+    function = functools.partial(all_gather_lhs_matmul, axis_name="x", config=config)
+    problem, core_count = Problem(mesh.size, *SHAPE, dtype), hoppers[0].core_count
+    return Calls(function, mesh, problem, num_ctas=core_count, config=config, as_it_is=False)
 
 
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_local_matmul(gpus, config):
-    mesh = devices.ring_mesh(gpus[:1])
-    for shape in ((1024, 4096, 4096), (128, 64, 256), (384, 1024, 768)):
-        operands = devices.random_operands(Problem(1, *shape), mesh, 0)
-        out = _program(mesh, lambda lhs, rhs, axis, **options: matmul(lhs, rhs, **options), config=config)(*operands)
-        assert reference.accuracy(out, *operands, mesh, "x").right
+@pytest.fixture
+def calls(hoppers):
+    """Calls of the ring kernel in float16."""
+    return _door_calls(devices.ring_mesh(hoppers), "float16")
 
 
-def test_gradients(gpus):
-    mesh = devices.ring_mesh(gpus)
-    operands = devices.random_operands(Problem(len(gpus), 256, 512, 256), mesh, 0)
-    run = _program(mesh, all_gather_lhs_matmul)
+def _program(mesh, function):
+    return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=(ROWS, COLUMNS), out_specs=COLUMNS))
+
+
+def _seconds(function, repeats=5):
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        jax.block_until_ready(function())
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))
+
+
+def test_the_result_takes_poisoned_memory(calls):
+    operands = calls.operands(0)
+    found = []
+    for _ in range(5):
+        poisoned = calls.poison()
+        out = jax.block_until_ready(calls.call(operands))
+        inside = [any(d == device and a <= start < b for d, a, b in poisoned) for device, start, _ in addresses(out)]
+        found.append(sum(inside))
+    # That the scratch buffer takes some, too, shows in the results of the faulty kernel below.
+    assert max(found) == calls.mesh.size, f"results in poisoned memory, of {calls.mesh.size} in each call: {found}"
+
+
+@pytest.mark.parametrize("late", [Late(1, 0, 0, 1), Late(0, 127, 2, 0), Late(0, before_the_kernel=True)])
+def test_the_late_one_is_late(calls, late):
+    operands = calls.operands(0)
+    late = dataclasses.replace(late, naps=2000)  # 20 ms nominal; a tenth of it is far more than a call takes.
+    usual_s = _seconds(lambda: calls.call(operands))
+    assert _seconds(lambda: calls.call(operands, late)) > usual_s + 2e-3
+
+
+def test_a_fault_shows(hoppers, monkeypatch):
+    # The neighbour does not wait for one block of rows, and its sender is late: it reads rows that are not there.
+    def wait(semaphore, value, **options):
+        pl.semaphore_wait(semaphore, value=value - 1, **options)
+
+    monkeypatch.setattr(ring_kernel, "pl", types.SimpleNamespace(**(vars(pl) | {"semaphore_wait": wait})))
+    calls = _ring_calls(hoppers, "float16", TuningConfig())
+    worst = []
+    for seed in range(5):
+        operands = calls.operands(seed)
+        calls.poison()
+        # Wait for all devices: the late rows come when their receiver has ended, and must meet nothing else there.
+        out = jax.block_until_ready(calls.call(operands, Late(device=0, cta=0, role=0, step=0, naps=100)))
+        worst.append(float(np.max(np.asarray(calls.measure(out, out, *operands))[:, 0])))
+    assert min(worst) > 1, f"error over bound: {worst}"
+    assert max(worst) == np.inf, f"no NaN of the poison among the rows that were read too early: {worst}"
+
+
+@pytest.mark.parametrize("config, dtype", OTHER_CONFIGS)
+def test_local_matmul(hoppers, config, dtype):
+    problem = Problem(1, *SHAPE, dtype)
+    function = functools.partial(matmul, config=config)
+    mesh = devices.ring_mesh(hoppers[:1])
+    calls = Calls(function, mesh, problem, num_ctas=hoppers[0].core_count, config=config, as_it_is=False)
+    calls.check(40)
+
+
+@pytest.mark.parametrize("config, dtype", OTHER_CONFIGS)
+def test_configurations(hoppers, config, dtype):
+    _ring_calls(hoppers, dtype, config).check(40)
+
+
+def test_auto_is_the_kernel(calls):
+    auto = _program(calls.mesh, _door(method="auto"))
+    for seed in range(3):
+        operands = calls.operands(seed)
+        measured = calls.measure(auto(*operands), calls.call(operands), *operands)
+        assert_right(measured, calls.problem, f"seed {seed}, auto and pallas")
+    assert "mosaic_gpu" in auto.lower(*operands).as_text()
+
+
+def test_vmap(calls):
+    operands = [calls.operands(seed) for seed in range(4)]
+    run = _program(calls.mesh, lambda *lists: tuple(jax.vmap(_door())(*map(jnp.stack, lists))))
+    outs = run(*map(list, zip(*operands)))
+    for seed, (pair, out) in enumerate(zip(operands, outs)):
+        assert_right(calls.measure(out, calls.call(pair), *pair), calls.problem, f"element {seed}, batch and alone")
+
+
+def test_gradients(hoppers):
+    mesh = devices.ring_mesh(hoppers)
+    operands = devices.random_operands(Problem(mesh.size, 256, 512, 256), mesh, 0)
+    run = _program(mesh, _door())
     d_lhs, d_rhs = jax.jit(jax.grad(lambda *o: jnp.sum(run(*o).astype(jnp.float32) ** 2), (0, 1)))(*operands)
     lhs, rhs = (np.asarray(x, np.float64) for x in operands)
     for ours, exact in ((d_lhs, 2 * lhs @ rhs @ rhs.T), (d_rhs, 2 * lhs.T @ (lhs @ rhs))):
         assert np.linalg.norm(np.asarray(ours, np.float64) - exact) < 3e-3 * np.linalg.norm(exact)
+
+
+# The default configurations take tiles of 128 x 256 x 64, and narrower ones where these do not fit.
+TILES, OFFSETS = (128, 64, 256), (-64, -8, -1, 0, 0, 0, 1, 8, 64)
+
+
+def _refusal(mesh, problem):
+    """Returns why the kernel refuses a problem, or `None`. Nothing is compiled or launched."""
+    shapes = (mesh.size * problem.m_shard, problem.k), (problem.k, mesh.size * problem.n_shard)
+    operands = [
+        jax.ShapeDtypeStruct(shape, problem.dtype, sharding=NamedSharding(mesh, spec))
+        for shape, spec in zip(shapes, (ROWS, COLUMNS))
+    ]
+    try:
+        jax.eval_shape(_program(mesh, _door()), *operands)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def test_shapes_near_multiples_of_tiles(hoppers):
+    mesh = devices.ring_mesh(hoppers)
+    rng = np.random.default_rng(4)  # Draws three of the default configurations.
+    right, refused = [], []
+    while len(right) < 4 or len(refused) < 12:
+        shape = m, k, n = tuple(int(tile * rng.integers(1, 5) + rng.choice(OFFSETS)) for tile in TILES)
+        problem = Problem(mesh.size, m, max(k, 64), n, ("float16", "bfloat16")[len(right) % 2])
+        if refusal := _refusal(mesh, problem):
+            assert "must be divisible by" in refusal
+            refused.append(shape)
+            assert m % 128 or problem.k % 64 or n % 64, f"{problem} fits, but: {refusal}"
+        elif len(right) < 4:
+            Calls(_door(), mesh, problem, num_ctas=hoppers[0].core_count, as_it_is=False).check(10)
+            right.append(shape)
+
+
+@pytest.mark.parametrize("axis", ["x", "y"])
+def test_two_rings_along_one_axis_of_a_mesh_at_once(hoppers, axis):
+    if len(hoppers) < 4:
+        pytest.skip(f"needs 4 GPUs, found {len(hoppers)}")
+    mesh = jax.make_mesh((2, 2), ("x", "y"), devices=hoppers[:4])
+    function = functools.partial(all_gather_lhs_matmul, axis_name=axis)
+    core_count = hoppers[0].core_count
+    Calls(function, mesh, Problem(2, *SHAPE), axis, num_ctas=core_count, as_it_is=False).check(40)
+
+
+def test_many_calls_without_a_wait_between(calls):
+    # A device is done with a call before its neighbours are. What it does next must not harm them.
+    operands = [calls.operands(seed) for seed in range(16)]
+    alone = [jax.block_until_ready(calls.call(pair)) for pair in operands]
+    for device in range(calls.mesh.size):
+        late = [Late(device, role=seed % 3, step=0, naps=20, before_the_kernel=seed % 4 == 0) for seed in range(16)]
+        outs = [calls.call(pair, who) for pair, who in zip(operands, late)]
+        for seed, (pair, out) in enumerate(zip(operands, outs)):
+            name = f"seed {seed}, {late[seed]}, in a row and alone"
+            assert_right(calls.measure(out, alone[seed], *pair), calls.problem, name)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_many_calls_with_somebody_late(hoppers, dtype):
+    count = int(os.environ.get("CMM_STRESS_CALLS", "500"))
+    _door_calls(devices.ring_mesh(hoppers), dtype).check(max(1, count // 2))
