@@ -36,10 +36,11 @@ def successive_halving[T](
     rounds: int,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[Trial[T]]:
-    """Times all candidates shortly, and the best quarter (at least 4) of them in several rounds.
+    """Times all candidates shortly, and the best quarter (at least 4) of them and the first in several rounds.
 
     Args:
-      batches: the candidates, in batches that are screened together.
+      batches: the candidates, in batches that are screened together. The first one is what would be taken without a
+        search: a winner must have been compared with it.
       screen_us: times candidates shortly.
       compare_us: times candidates one after the other, for one round. The order differs from round to round.
       approve: says whether a candidate may be among the best; only those that are fast enough are asked about.
@@ -56,9 +57,13 @@ def successive_halving[T](
         screened += [Trial(candidate, time_us) for candidate, time_us in zip(batch, screen_us(batch), strict=True)]
         if stop():
             break
+    if not screened:
+        return []
+    first = screened[0]
     screened.sort(key=lambda trial: trial.screened_us)
     count = max(_KEEP_AT_LEAST, round(_KEEP * len(screened)))
-    best = list(itertools.islice((trial for trial in screened if approve(trial.candidate)), count))
+    others = (trial for trial in screened if trial is not first and approve(trial.candidate))
+    best = [first] * approve(first.candidate) + list(itertools.islice(others, count))
     times_us: list[list[float]] = [[] for _ in best]
     for index in range(rounds if best else 0):
         order = [(place + index) % len(best) for place in range(len(best))]

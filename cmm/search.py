@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 from jax.sharding import Mesh, PartitionSpec as P
 
+from cmm.chain import chained
 from cmm.devices import random_operands
 from cmm.halving import Trial, successive_halving
 from cmm.recording import record
@@ -17,8 +18,9 @@ from cmm.reference import Accuracy, accuracy
 from cmm.roofline import Problem
 from cmm.tunable import Tunable
 
-SCREENING_CALLS, FINAL_CALLS = 6, 10
-_OPERAND_SETS = 4
+# Calls of a candidate are chained in one program, on so many operand pairs, and the program is started so often.
+CHAINED_CALLS = 6
+SCREENING_STARTS, FINAL_STARTS = 1, 2
 _BATCH = 16
 _RECORDINGS = 3  # A recording that lacks events is made again.
 # Lowering is Python and runs in one thread, beside it XLA compiles. jaxlib compiles Mosaic kernels under one lock, so
@@ -27,13 +29,13 @@ _COMPILING_THREADS = 6
 
 # Called with what is being done and the fraction of the whole search that is done, 0 to 1.
 Report = Callable[[str, float], None]
-# Returns the kernel time in microseconds of each program: `(programs, operand pairs, calls per program)`.
+# Returns the kernel time in microseconds of each program: `(programs, operand pairs, starts of each program)`.
 Timer = Callable[[Sequence[Callable], Sequence, int], Sequence[float]]
 
 
 @dataclasses.dataclass
 class Candidate:
-    """A configuration that was compiled, and how right its result is once that was checked."""
+    """A configuration, its program of all operand pairs, and how right that is once it was checked."""
 
     config: object
     program: Callable
@@ -62,13 +64,13 @@ class Search:
         return [trial for trial in self.trials if trial.rounds_us]
 
 
-def kernel_times_us(programs: Sequence[Callable], operands: Sequence, calls: int) -> list[float]:
-    """Times the kernels of programs alone, each in a chain of calls, all in one recording.
+def kernel_times_us(programs: Sequence[Callable], operands: Sequence, starts: int) -> list[float]:
+    """Times the kernels of programs alone, all in one recording.
 
     Args:
-      programs: compiled functions of one operand pair that have run before; all start equally many kernels per call.
-      operands: operand pairs; chains take them in turn.
-      calls: length of each chain.
+      programs: compiled chains of calls (see `cmm.chain`) that have run before; all run equally many kernels per call.
+      operands: operand pairs, one for each call of a chain.
+      starts: how often each program is started.
 
     Returns:
       For each program the time of its matmul kernels: per GPU the median over calls, then the slowest GPU's.
@@ -79,10 +81,11 @@ def kernel_times_us(programs: Sequence[Callable], operands: Sequence, calls: int
 
     def run():
         for program in programs:
-            for index in range(calls):
-                result = program(*operands[index % len(operands)])
+            for _ in range(starts):
+                result = program(operands)
         return result  # GPUs work in order: this is the last to be finished, and keeping all may not fit into memory.
 
+    calls = starts * len(operands)
     for _ in range(_RECORDINGS):
         durations_us: dict[int, list[float]] = {}
         for event in record(run):
@@ -127,12 +130,13 @@ def search(
     """
     axis_name = mesh.axis_names[0]
     report("drawing operands", 0.0)
-    operands = [random_operands(problem, mesh, seed, axis_name) for seed in range(_OPERAND_SETS)]
+    operands = [random_operands(problem, mesh, seed, axis_name) for seed in range(CHAINED_CALLS)]
     skipped: list[tuple[object, str]] = []
 
     def approve(candidate: Candidate) -> bool:
         report("checking the best", 0.8)
-        checks = [accuracy(candidate.program(*pair), *pair, mesh, axis_name) for pair in operands]
+        results = candidate.program(operands)
+        checks = [accuracy(out, *pair, mesh, axis_name) for out, pair in zip(results, operands, strict=True)]
         candidate.accuracy = Accuracy(
             max(check.error_over_bound for check in checks),
             max(check.relative_error for check in checks),
@@ -140,19 +144,19 @@ def search(
         )
         return candidate.accuracy.right or not kernel.must_be_right
 
-    def time_us(calls, candidates):
-        return timer([candidate.program for candidate in candidates], operands, calls)
+    def time_us(starts, candidates):
+        return timer([candidate.program for candidate in candidates], operands, starts)
 
     started_rounds = itertools.count()
 
     def compare_us(candidates):
         index = next(started_rounds)
         report(f"comparing the best {len(candidates)}, round {index + 1} of {rounds}", 0.85 + 0.15 * index / rounds)
-        return time_us(FINAL_CALLS, candidates)
+        return time_us(FINAL_STARTS, candidates)
 
     trials = successive_halving(
         _batches(kernel, mesh, operands, configs, skipped, report, stop),
-        functools.partial(time_us, SCREENING_CALLS),
+        functools.partial(time_us, SCREENING_STARTS),
         compare_us,
         approve,
         rounds,
@@ -174,7 +178,7 @@ def _batches(kernel, mesh, operands, configs, skipped, report, stop) -> Iterator
                 if stop() and (compiling or done):
                     break
                 try:
-                    lowered = _program(kernel, mesh, config).lower(*operands[0])
+                    lowered = _program(kernel, mesh, config).lower(operands)
                 except Exception as error:  # Compilers refuse in many ways; others may well fit.
                     skipped.append((config, f"{type(error).__name__}: {error}"))
                 else:
@@ -188,7 +192,7 @@ def _batches(kernel, mesh, operands, configs, skipped, report, stop) -> Iterator
                 except Exception as error:
                     skipped.append((config, f"{type(error).__name__}: {error}"))
             for candidate in ready:
-                jax.block_until_ready(candidate.program(*operands[0]))
+                jax.block_until_ready(candidate.program(operands))
             if ready:
                 yield ready
             if stop() and done:
@@ -200,10 +204,10 @@ def _program(kernel, mesh, config):
     rows, columns = P(axis_name, None), P(None, axis_name)
     return jax.jit(
         jax.shard_map(
-            lambda lhs, rhs: kernel.function(lhs, rhs, axis_name, config=config),
+            chained(lambda lhs, rhs: kernel.function(lhs, rhs, axis_name, config=config)),
             mesh=mesh,
-            in_specs=(rows, columns),
-            out_specs=columns,
+            in_specs=([(rows, columns)] * CHAINED_CALLS,),
+            out_specs=[columns] * CHAINED_CALLS,
             check_vma=kernel.check_vma,
         )
     )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from cmm.hopper import all_gather_lhs_matmul, all_gather_lhs_matmul_fast
+from cmm.hopper import all_gather_lhs_matmul, all_gather_lhs_matmul_fast, default_config
 from cmm.hopper.candidates import candidates
 from cmm.peers import jax_example
 from cmm.roofline import Problem
@@ -38,14 +38,33 @@ class Tunable:
 
 
 def _hopper_candidates(problem, device):
-    return candidates(problem.m_shard, problem.n_shard, problem.k, problem.dtype, device.core_count)
+    """Returns the configuration that a kernel takes without a search, and then the others."""
+    sizes = (problem.m_shard, problem.n_shard, problem.k, problem.dtype, device.core_count)
+    others = candidates(*sizes)
+    if not others:
+        return []
+    default = default_config(*sizes)
+    return [default, *(config for config in others if config != default)]
+
+
+# Announcements of the fast kernel that are worth a try with the most promising tiles; see cmm.hopper.sends.
+_ANNOUNCEMENTS = ({"chunks": 2, "signal_lag": 8}, {"chunks": 8, "signal_lag": 4}, {"chunks": 4, "signal_lag": 4})
+_ANNOUNCEMENTS_FOR = 4
+
+
+def _fast_candidates(problem, device):
+    plain = _hopper_candidates(problem, device)
+    others = [
+        dataclasses.replace(config, **changes) for config in plain[:_ANNOUNCEMENTS_FOR] for changes in _ANNOUNCEMENTS
+    ]
+    return [*plain[:_ANNOUNCEMENTS_FOR], *others, *plain[_ANNOUNCEMENTS_FOR:]]
 
 
 TUNABLES = {
     kernel.name: kernel
     for kernel in (
         Tunable("pallas", all_gather_lhs_matmul, _hopper_candidates),
-        Tunable("pallas_fast", all_gather_lhs_matmul_fast, _hopper_candidates),
+        Tunable("pallas_fast", all_gather_lhs_matmul_fast, _fast_candidates),
         # The example is compared as it is: its own search does not check results.
         Tunable(
             "jax_example",

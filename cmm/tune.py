@@ -28,7 +28,8 @@ from cmm.winners import config_fields
 _DESCRIPTION = """\
 Tries configurations of a kernel on the GPUs of this machine: all shortly, and the best quarter in several rounds. The
 fastest one whose result is right wins. It is written to the user's cache, where calls of the kernel find it, or merged
-into another file with --table. Raw results go to the output folder.
+into another file with --table. Raw results go to the output folder; a search whose result is there is not repeated, so
+the same command goes on where it was interrupted.
 """
 _EPILOG = """\
 examples:
@@ -132,19 +133,34 @@ def _tune(console, kernel, problem, mesh, options, stop) -> bool:
     if not configs:
         console.print(f"{what}: left out, no configuration has tiles that divide these sizes", highlight=False)
         return True
+    path = options.out / tuning_record.file_name(kernel.name, problem, mesh.devices.flat[0].device_kind)
+    earlier = _read(path)
+    if tuning_record.is_repeat(earlier, kernel.name, problem, mesh, options.rounds, len(configs)):
+        console.print(f"{what}: done before, see {path}; delete it to search again", highlight=False)
+        if any(trial["rounds_us"] for trial in earlier["trials"]):
+            _keep(console, kernel, options.table, tuning_record.winner(earlier))
+        return True
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("starting", total=1.0)
         report = lambda doing, done: progress.update(task, description=doing, completed=done)
         outcome = search.search(problem, kernel, mesh, configs, options.rounds, report, stop)
     record = tuning_record.record(kernel.name, problem, mesh, options.rounds, outcome)
-    path = options.out / tuning_record.file_name(record)
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     _print_outcome(console, what, problem, outcome)
     console.print(f"wrote {path}", highlight=False)
     if outcome.finalists:
         _keep(console, kernel, options.table, tuning_record.winner(record))
     return bool(outcome.finalists)
+
+
+def _read(path) -> dict:
+    """Returns the record in a result file, or an empty one where there is none that can be read."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _keep(console, kernel, table, winner) -> None:

@@ -5,7 +5,7 @@ import datetime
 
 from cmm.provenance import machine, versions
 from cmm.roofline import Problem
-from cmm.search import FINAL_CALLS, SCREENING_CALLS, Search
+from cmm.search import CHAINED_CALLS, FINAL_STARTS, SCREENING_STARTS, Search
 from cmm.winners import Winner, config_fields
 
 
@@ -26,9 +26,10 @@ def record(kernel: str, problem: Problem, mesh, rounds: int, outcome: Search) ->
         "versions": versions(),
         "distribution": "normal(0, 1)",
         "protocol": (
-            "kernel time: its kernel alone, per GPU the median over a chain of recorded calls, then the slowest GPU's; "
-            f"screening: one chain of {SCREENING_CALLS}; finalists: median over up to {rounds} rounds of chains of "
-            f"{FINAL_CALLS}, interleaved, after a check against a float32 reference; one process"
+            "kernel time: its kernel alone, per GPU the median over the calls of a recorded chain, then the slowest "
+            f"GPU's; {CHAINED_CALLS} calls on distinct operands in one program, which starts {SCREENING_STARTS} time "
+            f"to screen it and {FINAL_STARTS} times in each of up to {rounds} rounds of the finalists, interleaved, "
+            "after a check against a float32 reference; median over rounds; one process"
         ),
         "date": datetime.date.today().isoformat(),
         "command": _command(kernel, problem, rounds, outcome.considered),
@@ -36,6 +37,16 @@ def record(kernel: str, problem: Problem, mesh, rounds: int, outcome: Search) ->
         "trials": [_trial(trial) for trial in outcome.trials],
         "skipped": [{"config": config_fields(config), "reason": reason} for config, reason in outcome.skipped],
     }
+
+
+def is_repeat(found: dict, kernel: str, problem: Problem, mesh, rounds: int, candidates: int) -> bool:
+    """Whether a record is that of the whole of this search, on such GPUs and with these versions."""
+    return (
+        found.get("command") == _command(kernel, problem, rounds, candidates)
+        and found.get("stopped") is False
+        and found.get("machine") == machine(mesh)
+        and found.get("versions") == versions()
+    )
 
 
 def winner(found: dict) -> Winner:
@@ -50,11 +61,10 @@ def winner(found: dict) -> Winner:
     )
 
 
-def file_name(found: dict) -> str:
+def file_name(kernel: str, p: Problem, device_kind: str) -> str:
     """Returns the name of the result file: kernel, kind of device, number of devices, shapes and dtype."""
-    kind = found["machine"]["device_kind"].replace("NVIDIA ", "").replace(" ", "_").lower()
-    p = Problem(**found["problem"])
-    return f"tune_{found['kernel']}_{kind}_d{p.axis_size}_m{p.m_shard}_k{p.k}_n{p.n_shard}_{p.dtype}.json"
+    kind = device_kind.replace("NVIDIA ", "").replace(" ", "_").lower()
+    return f"tune_{kernel}_{kind}_d{p.axis_size}_m{p.m_shard}_k{p.k}_n{p.n_shard}_{p.dtype}.json"
 
 
 def _command(kernel, p, rounds, candidates):

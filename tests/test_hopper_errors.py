@@ -57,6 +57,9 @@ def test_shared_memory():
 
 def test_default_configuration_gets_smaller_with_the_shape():
     assert default_config(1024, 4096, 4096, "float16") == TuningConfig()
+    # 64 tiles of 128 x 256 would leave half of 132 multiprocessors idle, 128 of 128 x 128 keep them busy.
+    assert default_config(512, 4096, 4096, "float16").cta_tile_n == 128
+    assert default_config(512, 4096, 4096, "float16", num_ctas=64).cta_tile_n == 256
     assert default_config(1024, 192, 4096, "float16").cta_tile_n == 64
     assert default_config(64, 128, 64, "float16").cta_tile_m == 64
     with pytest.raises(ValueError, match="m=100"):

@@ -115,10 +115,11 @@ def test_halving_keeps_a_quarter_and_decides_among_it():
     batches = [list(range(40, 20, -1)), list(range(1, 21))]
     found = successive_halving(batches, timer.screen, timer.compare, lambda candidate: True, rounds=5)
     assert [trial.candidate for trial in found[:10]] == list(range(1, 11))
-    assert [len(trial.rounds_us) for trial in found] == [5] * 10 + [0] * 30
+    assert [len(trial.rounds_us) for trial in found] == [5] * 11 + [0] * 29
     assert found[0].time_us == 1 and found[0].screened_us == 6, "one penalty in five rounds does not move the median"
     assert len({best[0] for best in timer.compared}) == 5
-    assert [trial.candidate for trial in found[10:]] == list(range(11, 41))
+    assert found[10].candidate == 40, "what would be taken without a search is always compared"
+    assert [trial.candidate for trial in found[11:]] == list(range(11, 40))
 
 
 def test_a_wrong_candidate_cannot_win_and_only_fast_ones_are_checked():
@@ -143,7 +144,7 @@ def test_stopping_keeps_what_was_found():
     batches = ([10 * i + j for j in range(1, 9)] for i in range(10))
     found = successive_halving(batches, timer.screen, timer.compare, lambda c: True, 9, lambda: next(left))
     assert len(found) == 16, "the second batch is the last"
-    assert found[0].candidate == 1 and [len(trial.rounds_us) for trial in found[:5]] == [1] * 4 + [0]
+    assert found[0].candidate == 1 and [len(trial.rounds_us) for trial in found[:6]] == [1] * 5 + [0]
 
 
 def test_kernel_times(monkeypatch):
@@ -157,10 +158,10 @@ def test_kernel_times(monkeypatch):
     # Two programs, three calls each. GPU 1 is slower in the first program, GPU 0 in the second.
     recordings = iter([events((1, 2)), events((10, 11, 90, 40, 41, 42), (12, 13, 14, 20, 20, 20))])
     monkeypatch.setattr(search, "record", lambda run: next(recordings))
-    assert search.kernel_times_us([None, None], [()], calls=3) == [13, 41], "the first recording lacks events"
+    assert search.kernel_times_us([None, None], [()] * 3, starts=1) == [13, 41], "the first recording lacks events"
     monkeypatch.setattr(search, "record", lambda run: events((1, 2)))
     with pytest.raises(RuntimeError, match=r"recorded \{0: 2\} matmul kernels by GPU, for 6 calls"):
-        search.kernel_times_us([None, None], [()], calls=3)
+        search.kernel_times_us([None, None], [()] * 3, starts=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,12 +184,12 @@ def _search(configs, stop=lambda: False, **options):
     kernel = Tunable("scaled", _scaled, lambda problem, device: configs, **options)
     seen = []
 
-    def timer(programs, operands, calls):
+    def timer(programs, operands, starts):
         # Which program is which shows in its result.
         lhs, rhs = (np.asarray(operand) for operand in operands[0])
         exact = np.sum(lhs @ rhs)
-        factors = [np.sum(program(*operands[0])) / exact for program in programs]
-        seen.append(calls)
+        factors = [np.sum(program(operands)[0]) / exact for program in programs]
+        seen.append(starts)
         return [next(c.time_us for c in configs if abs(c.factor - factor) < 1e-3) for factor in factors]
 
     return problem, mesh, REAL_SEARCH(problem, kernel, mesh, configs, 3, stop=stop, timer=timer), seen
@@ -200,13 +201,16 @@ def test_search_leaves_out_what_is_wrong_or_does_not_fit():
     assert [trial.candidate.config for trial in outcome.finalists] == [configs[2]]
     assert outcome.skipped == [(configs[1], "ValueError: does not fit")]
     assert (outcome.considered, outcome.stopped, len(outcome.trials)) == (4, False, 3)
-    assert calls == [search.SCREENING_CALLS] + 3 * [search.FINAL_CALLS]
+    assert calls == [search.SCREENING_STARTS] + 3 * [search.FINAL_STARTS]
     found = json.loads(json.dumps(tuning_record.record("scaled", problem, mesh, 3, outcome)))
     assert [trial["right"] for trial in found["trials"]] == [True, False, False]
     winner = tuning_record.winner(found)
     assert (winner.config, winner.time_us, winner.runner_up_us) == ({"factor": 1.0, "time_us": 3.0}, 3.0, None)
     assert winner.problem == problem and winner.right and winner.command.endswith("--rounds 3 --candidates 4")
-    assert tuning_record.file_name(found) == "tune_scaled_cpu_d2_m8_k16_n4_float32.json"
+    assert tuning_record.file_name("scaled", problem, "cpu") == "tune_scaled_cpu_d2_m8_k16_n4_float32.json"
+    repeat = ("scaled", problem, mesh, 3)
+    assert tuning_record.is_repeat(found, *repeat, 4) and not tuning_record.is_repeat(found, *repeat, 5)
+    assert not tuning_record.is_repeat(found | {"stopped": True}, *repeat, 4)
 
 
 def test_a_peer_may_be_wrong_but_the_record_says_so():
@@ -433,6 +437,20 @@ def test_winners_go_to_the_cache_or_to_a_table(fake_gpus, cache, capsys, tmp_pat
     assert [winner.problem for winner in winners.read(table)] == [kept.problem] and not cache.exists()
     raw = json.loads((tmp_path / "tune_pallas_cpu_d2_m16_k16_n4_float16.json").read_text())
     assert raw["problem"] == dataclasses.asdict(kept.problem) and len(raw["trials"]) == 2
+
+
+def test_a_search_is_not_repeated(fake_gpus, cache, capsys, monkeypatch, tmp_path):
+    arguments = [*SMALL, "--out", str(tmp_path)]
+    # What the real search would be given; its stand-in returns two trials, too.
+    monkeypatch.setattr(tune.tuning_record, "is_repeat", lambda found, *_: bool(found))
+    assert tune.main(arguments) == 0
+    cache.unlink()
+    monkeypatch.setattr(tune.search, "search", None)
+    assert tune.main(arguments) == 0 and "done before" in _words(capsys)
+    assert len(winners.read(cache)) == 1, "its winner is kept all the same"
+    (tmp_path / "tune_pallas_cpu_d2_m16_k16_n4_float16.json").write_text("[broken")
+    with pytest.raises(TypeError):
+        tune.main(arguments)
 
 
 def test_what_does_not_fit_is_left_out_and_a_broken_table_found_first(fake_gpus, capsys, tmp_path):

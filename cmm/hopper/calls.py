@@ -37,7 +37,7 @@ def plan_ring(
     (m_shard, k), n_shard = lhs.shape, rhs.shape[1]
     gpu = check_machine()
     config = config or tuned_config(kernel, axis_size, m_shard, n_shard, k, lhs.dtype, gpu.kind)
-    config = config or default_config(m_shard, n_shard, k, lhs.dtype)
+    config = config or default_config(m_shard, n_shard, k, lhs.dtype, gpu.core_count)
     config.check(m_shard, n_shard, k, lhs.dtype)
     plan = Plan(m_shard, n_shard, k, config, gpu.core_count)
     if axis_size > 1:

@@ -2,7 +2,7 @@
 
 import itertools
 
-from cmm.hopper.config import MatmulDimension, TuningConfig
+from cmm.hopper.config import MatmulDimension, TuningConfig, relative_cost
 
 M, N = MatmulDimension.M, MatmulDimension.N
 
@@ -17,9 +17,6 @@ _GRIDS = ((M, 8), (N, 8), (M, 4), (N, 4), (M, 16), (N, 16), (M, 1), (N, 1))
 
 # How much a choice that is seldom best moves a candidate back, in places of the orders of tiles and of grids.
 _DEEP_TILE_PENALTY, _EPILOGUE_PENALTY, _SHALLOW_PENALTY = 3, 3, 4
-# How many elements of the result a multiprocessor computes in the time that it takes to load one row or column of a
-# tile. Only the order of candidates depends on it.
-_LOAD_COST = 32
 
 
 def candidates(m: int, n: int, k: int, dtype, num_ctas: int) -> list[TuningConfig]:
@@ -33,7 +30,7 @@ def candidates(m: int, n: int, k: int, dtype, num_ctas: int) -> list[TuningConfi
       num_ctas: number of multiprocessors of a GPU.
     """
     ranked = []
-    structures = sorted(_structures(m, n), key=lambda config: _cost(config, m, n, num_ctas))
+    structures = sorted(_structures(m, n), key=lambda fields: relative_cost(TuningConfig(**fields), m, n, num_ctas))
     for place, structure in enumerate(structures):
         for tile_k, epilogue in itertools.product(_TILE_KS, _EPILOGUES):
             penalty = place + _DEEP_TILE_PENALTY * (tile_k != 64) + _EPILOGUE_PENALTY * (epilogue != (64, 64))
@@ -66,14 +63,6 @@ def _structures(m, n):
 
 def _fields(tile_k, epilogue):
     return {"tile_k": tile_k, "epi_tile_m": epilogue[0], "epi_tile_n": epilogue[1]}
-
-
-def _cost(structure, m, n, num_ctas):
-    """Estimates the time of a product up to a factor: rounds in which every CTA has a tile, times work and loads."""
-    config = TuningConfig(**structure)
-    rounds = -(-(m // config.cta_tile_m) * (n // config.cta_tile_n) // num_ctas)
-    loads = _LOAD_COST * (config.cta_tile_m + config.cta_tile_n)
-    return rounds * (config.cta_tile_m * config.cta_tile_n + loads)
 
 
 def _deepest(fields, m, n, k, dtype):

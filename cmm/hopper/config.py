@@ -130,25 +130,46 @@ class TuningConfig:
             )
 
 
-# From large tiles, which need the fewest loads per product, to small ones, which fit more shapes.
+# From large tiles, which need the fewest loads per product, to small ones, which fit more shapes; each as deep as fits.
 _DEFAULTS = (
     TuningConfig(),
-    TuningConfig(tile_n=128),
-    TuningConfig(tile_n=64),
-    TuningConfig(tile_n=64, wg_dimension=MatmulDimension.N),
+    TuningConfig(tile_n=128, max_concurrent_steps=6),
+    TuningConfig(tile_n=64, max_concurrent_steps=7),
+    TuningConfig(tile_n=64, max_concurrent_steps=7, wg_dimension=MatmulDimension.N),
 )
+_H100_MULTIPROCESSORS = 132
+# So many elements of the result a multiprocessor computes in the time that one row or column of a tile takes to load.
+_LOAD_COST = 32
 
 
-def default_config(m: int, n: int, k: int, dtype) -> TuningConfig:
-    """Returns a configuration that fits a local matmul `[m, k] @ [k, n]` on any Hopper GPU.
+def default_config(m: int, n: int, k: int, dtype, num_ctas: int = _H100_MULTIPROCESSORS) -> TuningConfig:
+    """Returns the configuration that should be fastest for a local matmul `[m, k] @ [k, n]` where nobody has searched.
+
+    Args:
+      m, n, k: sizes of the local matmul.
+      dtype: dtype of the operands.
+      num_ctas: number of multiprocessors of the GPU.
 
     Raises:
       ValueError: none of the configurations that are tried fits; the message is that of the last, which asks for least.
     """
+    fitting = []
     for config in _DEFAULTS:
         try:
             config.check(m, n, k, dtype)
-            return config
+            fitting.append(config)
         except ValueError as error:
             reason = error
-    raise reason
+    if not fitting:
+        raise reason
+    return min(fitting, key=lambda config: relative_cost(config, m, n, num_ctas))
+
+
+def relative_cost(config: TuningConfig, m: int, n: int, num_ctas: int) -> float:
+    """Estimates the time of a product `[m, k] @ [k, n]`, up to a factor that is the same for all configurations.
+
+    All CTAs work in rounds of one tile each. A round takes the time of a tile's products and loads.
+    """
+    rounds = -(-(m // config.cta_tile_m) * (n // config.cta_tile_n) // num_ctas)
+    loads = _LOAD_COST * (config.cta_tile_m + config.cta_tile_n)
+    return rounds * (config.cta_tile_m * config.cta_tile_n + loads)

@@ -20,7 +20,7 @@ def matmul(lhs, rhs, *, config: TuningConfig | None = None, dtype=None):
     Args:
       lhs: `[m, k]`, float16 or bfloat16.
       rhs: `[k, n]`, same dtype.
-      config: tiles and schedule; by default one that fits (`cmm.hopper.config.default_config`).
+      config: tiles and schedule; by default what should be fastest (`cmm.hopper.config.default_config`).
       dtype: dtype of the result, by default that of `lhs`. Accumulation is in float32.
 
     Returns:
@@ -35,9 +35,10 @@ def matmul(lhs, rhs, *, config: TuningConfig | None = None, dtype=None):
     """
     dtype = check_kernel_operands(lhs, rhs, dtype)
     (m, k), n = lhs.shape, rhs.shape[1]
-    config = config or default_config(m, n, k, lhs.dtype)
+    num_ctas = check_machine().core_count
+    config = config or default_config(m, n, k, lhs.dtype, num_ctas)
     config.check(m, n, k, lhs.dtype)
-    plan = Plan(m, n, k, config, check_machine().core_count)
+    plan = Plan(m, n, k, config, num_ctas)
 
     def body(lhs_gmem, rhs_gmem, out_gmem):
         launch_roles(
