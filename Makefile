@@ -1,5 +1,5 @@
 # Each target makes .venv first, once: with the interpreter that .ci/find-python picks, and what requirements.txt names.
-#   make run ARGS="--help"        passes arguments on (also to test, lab and figures)
+#   make run ARGS="--help"        passes arguments on (also to bench, test, lab and figures)
 #   make run PYTHON=python3.12    makes .venv with this interpreter (an existing .venv stays as it is: make clean first)
 
 ARGS =
@@ -22,13 +22,16 @@ NEW := yes
 .PHONY: $(READY)
 endif
 
-.PHONY: help run test lab figures notebooks clean
+.PHONY: help run bench test lab figures notebooks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
 run: $(READY) ## compare all methods on this machine: GPUs where there are some, simulated devices otherwise
 	@$(VENV_PYTHON) -m cmm $(ARGS)
+
+bench: $(READY) ## measure suites of problems in several processes (needs GPUs)
+	@$(VENV_PYTHON) -m cmm.bench $(ARGS)
 
 test: $(READY) ## fast tests, then every notebook (at most 10 minutes on 2 cores)
 	$(VENV_PYTHON) -m pytest -n $(JOBS) --dist worksteal $(ARGS)

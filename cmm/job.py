@@ -13,7 +13,7 @@ from cmm.measure import ON_GPUS, ON_SIMULATED, Program, Protocol, blocked_time_u
 from cmm.provenance import machine, versions
 from cmm.recording import GpuEvent
 from cmm.reference import Accuracy, accuracy
-from cmm.results import MethodResult, Run
+from cmm.results import MethodResult, Rounds, Run
 from cmm.roofline import Problem
 from cmm.rungs import AXIS, GEMM_ONLY, RUNGS, Rung
 
@@ -99,6 +99,7 @@ def run_ladder(
         command=command,
         methods=tuple(results),
         gemm_only=roof.rung.name,
+        rounds={name: [Rounds(one.call_us, one.kernel_us, one.wall_us)] for name, one in candidates.items()},
     )
     return run, {name: candidate.events for name, candidate in candidates.items() if candidate.events}
 

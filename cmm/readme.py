@@ -6,10 +6,18 @@ import sys
 
 from cmm.report import markdown_ladder, markdown_published, replace_between_markers
 from cmm.results import Run, load_all
+from cmm.suites_report import beyond_published, markdown_beyond
+
+# Between these markers stand runs of other shapes. A README without them has no such table.
+_BEYOND = "beyond the published shape"
 
 
 def updated(text: str, runs: list[Run]) -> str:
     """Returns the README `text` with its tables made anew from `runs`.
+
+    Args:
+      text: the README. Its tables stand between markers.
+      runs: recorded runs, at most one per problem and kind of device (see `cmm.results.load_all`).
 
     Raises:
       ValueError: a marker is missing, or no run has the shapes of the published table.
@@ -18,7 +26,10 @@ def updated(text: str, runs: list[Run]) -> str:
     if not ladder:
         raise ValueError("No recorded run has the shapes and dtype of the published table.")
     text = replace_between_markers(text, "measured ladder", markdown_ladder(ladder))
-    return replace_between_markers(text, "published ladder", markdown_published())
+    text = replace_between_markers(text, "published ladder", markdown_published())
+    if f"<!-- {_BEYOND} -->" in text:
+        text = replace_between_markers(text, _BEYOND, markdown_beyond(beyond_published(runs)))
+    return text
 
 
 def main(arguments=None) -> int:

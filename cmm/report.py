@@ -1,7 +1,9 @@
 """The result ladder: one row per method, for terminals and for the README."""
 
+from collections.abc import Iterable
+
 from cmm.reference import relative_limit
-from cmm.results import MethodResult, Run
+from cmm.results import MethodResult, Run, Spread
 from cmm.roofline import (
     H100_SXM,
     MACHINES_BY_DEVICE_KIND,
@@ -25,11 +27,16 @@ HEADER = (
 
 
 def ladder_rows(run: Run) -> list[tuple[str, ...]]:
-    """Returns one row of text per method of `run`, in the order of `HEADER`.
+    """Returns one row of text per method of `run` and per program of its peers, in the order of `HEADER`.
 
     Rates, shares of the peak and ratios are left out for simulated devices: they would say nothing about a GPU.
     """
-    return [_row(run, result) for result in run.methods]
+    return [_row(run, result) for result in (*run.methods, *run.peers)]
+
+
+def is_roof(result: MethodResult) -> bool:
+    """Whether it multiplies activations that are already gathered, so that it bounds all methods of its run."""
+    return result.name.startswith("gemm_only")
 
 
 def is_wrong(run: Run, result: MethodResult) -> bool:
@@ -41,16 +48,21 @@ def is_wrong(run: Run, result: MethodResult) -> bool:
 
 
 def _row(run, result):
-    if result.status == "skipped":
-        return (result.title, "skipped") + ("",) * (len(HEADER) - 2)
+    if not has_times(result):
+        return (result.title, result.status) + ("",) * (len(HEADER) - 2)
     check = f"{result.error_over_bound:.2g}" + (" WRONG" if is_wrong(run, result) else "")
-    wall = _spread(result.wall_time_us)
+    wall = spread_text(result.wall_time_us)
     if run.simulated:
         return (result.title, result.status, check, "", "", "", "", "", wall)
-    call, kernel = _spread(result.call_time_us), _kernel(result)
+    call, kernel = spread_text(result.call_time_us), _kernel(result)
     rate = f"{tflops_per_device(run.problem, result.call_time_us.median):.0f}"
-    ratio = _spread(result.ratio_to_gemm_only, digits=2)
+    ratio = spread_text(result.ratio_to_gemm_only, digits=2)
     return (result.title, result.status, check, call, kernel, rate, _share_of_peak(run, result), ratio, wall)
+
+
+def has_times(result: MethodResult) -> bool:
+    """Whether it ran, so that there are times."""
+    return result.status in ("measured", "simulated")
 
 
 def _share_of_peak(run, result) -> str:
@@ -62,7 +74,8 @@ def _kernel(result) -> str:
     return f"{result.kernel_time_us.median:.0f}" if result.kernel_time_us else ""
 
 
-def _spread(spread, digits=0) -> str:
+def spread_text(spread: Spread, digits: int = 0) -> str:
+    """Returns the median with the 10th and 90th percentile in brackets, where these differ."""
     if spread.p10 == spread.p90:  # GEMM only, compared with itself
         return f"{spread.median:.{digits}f}"
     return f"{spread.median:.{digits}f} ({spread.p10:.{digits}f}–{spread.p90:.{digits}f})"
@@ -70,10 +83,16 @@ def _spread(spread, digits=0) -> str:
 
 def roof_note(run: Run) -> str:
     """Returns a sentence that says what ratios of `run` are relative to, where that is not plain; else nothing."""
-    roofs = [result for result in run.methods if result.name.startswith("gemm_only") and result.status != "skipped"]
+    roofs = [result for result in run.methods if is_roof(result) and has_times(result)]
     if len(roofs) < 2:
         return ""
     return f"GEMM only, to which ratios are formed, is the faster one here: {run.method(run.gemm_only).title}."
+
+
+def peers_note(run: Run) -> str:
+    """Returns a sentence that says what the ratios of peers are relative to, where there are peers; else nothing."""
+    measured = [peer.title for peer in run.peers if has_times(peer)]
+    return f"In processes of their own, with ratios to their own GEMM only: {'; '.join(measured)}." if measured else ""
 
 
 def markdown_ladder(runs: list[Run]) -> str:
@@ -84,9 +103,9 @@ def markdown_ladder(runs: list[Run]) -> str:
         column of kernel times is left out for a run that recorded none.
     """
     header = [f"{run.problem.axis_size} GPUs: {column}" for run in runs for column in _markdown_columns(run)]
-    lines = [_markdown_row(["method", *header]), _markdown_row(["---"] + ["---:"] * len(header))]
+    lines = [markdown_row(["method", *header]), markdown_row(["---"] + ["---:"] * len(header))]
     for name, title in _titles(runs).items():
-        lines.append(_markdown_row([title, *(cell for run in runs for cell in _markdown_cells(run, name))]))
+        lines.append(markdown_row([title, *(cell for run in runs for cell in _markdown_cells(run, name))]))
     details = ["<details><summary>How and where measured</summary>", "", *map(_how_measured, runs), "", "</details>"]
     return "\n".join([*lines, "", *details])
 
@@ -94,7 +113,8 @@ def markdown_ladder(runs: list[Run]) -> str:
 def _titles(runs) -> dict[str, str]:
     """Returns the title of every method by name, in the order of the run that has most of them."""
     longest_first = sorted(runs, key=lambda run: -len(run.methods))
-    return {result.name: result.title for run in longest_first for result in run.methods}
+    own = {result.name: result.title for run in longest_first for result in run.methods}
+    return own | {result.name: result.title for run in runs for result in run.peers}
 
 
 def _markdown_columns(run) -> list[str]:
@@ -104,11 +124,11 @@ def _markdown_columns(run) -> list[str]:
 
 def _markdown_cells(run, name) -> list[str]:
     columns = _markdown_columns(run)
-    result = next((result for result in run.methods if result.name == name), None)
-    if result is None or result.status == "skipped":
-        return ["skipped" if result else "not measured"] + [""] * (len(columns) - 1)
+    result = next((result for result in (*run.methods, *run.peers) if result.name == name), None)
+    if result is None or not has_times(result):
+        return [result.status if result else "not measured"] + [""] * (len(columns) - 1)
     cells = {
-        "call, µs": _spread(result.call_time_us) + (" WRONG" if is_wrong(run, result) else ""),
+        "call, µs": spread_text(result.call_time_us) + (" WRONG" if is_wrong(run, result) else ""),
         "kernel, µs": _kernel(result),
         "% of peak": _share_of_peak(run, result),
         "× GEMM only": f"{result.ratio_to_gemm_only.median:.2f}",
@@ -118,26 +138,28 @@ def _markdown_cells(run, name) -> list[str]:
 
 
 def _how_measured(run) -> str:
-    programs = [f"{result.title}: {result.details}." for result in run.methods if result.details]
-    sentences = [f"{run.caption()}.", f"{run.protocol}.", roof_note(run), *programs, f"Command: `{run.command}`."]
+    programs = [f"{result.title}: {result.details}." for result in (*run.methods, *run.peers) if result.details]
+    sentences = [f"{run.caption()}.", f"{run.protocol}.", roof_note(run), peers_note(run), *programs]
+    sentences.append(f"Command: `{run.command}`.")
     return "- " + " ".join(filter(None, sentences))
 
 
 def markdown_published() -> str:
     """Returns the published table as Markdown."""
-    rows = [_markdown_row(("GPUs", "all-gather, then matmul, µs", "Pallas kernel, µs", "their bound, µs"))]
-    rows.append(_markdown_row(["---:"] * 4))
+    rows = [markdown_row(("GPUs", "all-gather, then matmul, µs", "Pallas kernel, µs", "their bound, µs"))]
+    rows.append(markdown_row(["---:"] * 4))
     for row in PUBLISHED_ROWS:
         problem = published_problem(row.axis_size)
         cells = [
             f"{time_us:.0f} ({100 * utilization(problem, time_us, H100_SXM):.0f} %)"
             for time_us in (row.reference_us, row.kernel_us, row.bound_us)
         ]
-        rows.append(_markdown_row((str(row.axis_size), *cells)))
+        rows.append(markdown_row((str(row.axis_size), *cells)))
     return "\n".join(rows)
 
 
-def _markdown_row(cells) -> str:
+def markdown_row(cells: Iterable[str]) -> str:
+    """Returns one line of a Markdown table."""
     return "| " + " | ".join(cells) + " |"
 
 

@@ -7,12 +7,15 @@ command, the date, the machine, versions, shapes, dtype, distribution of the dat
 import dataclasses
 import json
 import pathlib
+import re
 from typing import Literal
 
 from cmm.roofline import Problem, published_problem
 from cmm.timeline import Span
 
-Status = Literal["measured", "simulated", "skipped"]
+Status = Literal["measured", "simulated", "skipped", "failed"]
+# The reason of a method that was left out by choice, as `cmm.job` gives it.
+NOT_ASKED_FOR = "not asked for"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,14 +28,30 @@ class Spread:
 
 
 @dataclasses.dataclass(frozen=True)
+class Rounds:
+    """Raw times of one method in one process, one per round, in microseconds. Equal indices mean the same round.
+
+    Attributes:
+      call_us: call times; empty without GPUs.
+      kernel_us: kernel times, 0 where no matmul kernel was recognised; empty without GPUs.
+      wall_us: times by the host's clock.
+    """
+
+    call_us: list[float] = dataclasses.field(default_factory=list)
+    kernel_us: list[float] = dataclasses.field(default_factory=list)
+    wall_us: list[float] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True)
 class MethodResult:
     """What one method did in one run.
 
     Attributes:
       name: that of its rung (see `cmm.rungs.RUNGS`), for a method of this package its key in `cmm.METHODS`.
       title: what tables and figures print.
-      status: "measured" on GPUs, "simulated" on CPU devices (its times say nothing about GPUs), or "skipped".
-      reason: why it was skipped, else empty.
+      status: "measured" on GPUs, "simulated" on CPU devices (its times say nothing about GPUs), "skipped", or, for a
+        program in a process of its own, "failed".
+      reason: why it was skipped, failed, or ran in some processes only; else empty.
       error_over_bound: largest ratio of an element's error to its bound (see `cmm.reference`), at most 1 if right.
       relative_error: `|out - ref| / |ref|` in the Frobenius norm.
       call_time_us: time in which kernels or copies of one call run on a GPU, the slowest device's; `None` without GPUs.
@@ -73,6 +92,10 @@ class Run:
       methods: one result per known method.
       gemm_only: name of the method against which ratios are formed: the fastest matmul of the already gathered
         activations.
+      rounds: by name of a method that ran, its raw times in each process; empty in files that are older than this.
+      processes: number of processes whose rounds are in the record.
+      quick: whether it was a quick look, with fewer rounds than a comparison needs.
+      peers: programs of others, each in a process of its own. Their ratios are to their own GEMM only.
     """
 
     problem: Problem
@@ -85,6 +108,10 @@ class Run:
     command: str
     methods: tuple[MethodResult, ...]
     gemm_only: str = "gemm_only"
+    rounds: dict[str, list[Rounds]] = dataclasses.field(default_factory=dict)
+    processes: int = 1
+    quick: bool = False
+    peers: tuple[MethodResult, ...] = ()
 
     def method(self, name: str) -> MethodResult:
         """Returns the result of one method, or raises a `KeyError` that lists those of this run."""
@@ -112,7 +139,9 @@ def save(run: Run, path) -> pathlib.Path:
     """Writes `run` to `path` as JSON, makes the folder if needed, and returns the path."""
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(dataclasses.asdict(run), indent=1) + "\n")
+    text = json.dumps(dataclasses.asdict(run), indent=1)
+    # A list of numbers takes one line. No string matches: strings in JSON hold no line ends.
+    path.write_text(re.sub(r"\[\n[^\[\]{}\"]+\]", lambda match: " ".join(match[0].split()), text) + "\n")
     return path
 
 
@@ -121,13 +150,29 @@ def load(path) -> Run:
     raw = json.loads(pathlib.Path(path).read_text())
     raw["problem"] = Problem(**raw["problem"])
     raw["methods"] = tuple(_method_from_json(method) for method in raw["methods"])
+    raw["peers"] = tuple(_method_from_json(peer) for peer in raw.get("peers", ()))
+    raw["rounds"] = {name: [Rounds(**of) for of in rounds] for name, rounds in raw.get("rounds", {}).items()}
     return Run(**raw)
 
 
 def load_all(folder) -> list[Run]:
-    """Reads every run in `folder`, ordered by dtype and number of devices."""
-    runs = [load(path) for path in sorted(pathlib.Path(folder).glob("run_*.json"))]
-    return sorted(runs, key=lambda run: (run.problem.dtype, run.problem.axis_size))
+    """Reads the runs in `folder`, one per problem and kind of device, ordered by dtype and number of devices.
+
+    Of several runs of one problem (files `run_*.json` and `bench_*.json`) the one with the best evidence counts: one
+    that was no quick look, one from which no method was left out by choice, one of more processes, in this order.
+    Between equals `run_*.json` comes first.
+    """
+    folder = pathlib.Path(folder)
+    best: dict[tuple, Run] = {}
+    for path in (*sorted(folder.glob("run_*.json")), *sorted(folder.glob("bench_*.json"))):
+        run = load(path)
+        key = (run.problem, run.machine.get("device_kind"), run.simulated)
+        best[key] = max(best.get(key, run), run, key=_evidence)
+    return sorted(best.values(), key=lambda run: (run.problem.dtype, run.problem.axis_size))
+
+
+def _evidence(run):
+    return not run.quick, all(result.reason != NOT_ASKED_FOR for result in run.methods), run.processes
 
 
 def save_timelines(timelines: dict[str, list[Span]], run: Run, path) -> pathlib.Path:
@@ -149,12 +194,17 @@ def load_timelines(path) -> tuple[str, dict[str, list[Span]]]:
     }
 
 
-def file_name(run: Run) -> str:
-    """Returns the name of a run's file: device kind, number of devices, shapes and dtype; nothing changes daily."""
+def file_name(run: Run, prefix: str = "run") -> str:
+    """Returns the name of a run's file: device kind, number of devices, shapes and dtype; nothing changes daily.
+
+    Args:
+      run: the run.
+      prefix: "run", or for the runs of `python -m cmm.bench` "bench" and "bench_quick".
+    """
     p = run.problem
     kind = run.machine["device_kind"].replace("NVIDIA ", "").replace(" ", "_").lower()
     kind = "simulated" if run.simulated else kind
-    return f"run_{kind}_d{p.axis_size}_m{p.m_shard}_k{p.k}_n{p.n_shard}_{p.dtype}.json"
+    return f"{prefix}_{kind}_d{p.axis_size}_m{p.m_shard}_k{p.k}_n{p.n_shard}_{p.dtype}.json"
 
 
 def timelines_file_name(run: Run) -> str:

@@ -1,5 +1,6 @@
 """The README shows what is recorded, and its example runs."""
 
+import dataclasses
 import pathlib
 import re
 
@@ -7,7 +8,8 @@ import jax
 import numpy as np
 
 from cmm import readme, results
-from cmm.roofline import published_problem
+from cmm.results import MethodResult, Rounds, Spread
+from cmm.roofline import Problem, published_problem
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -18,6 +20,27 @@ def test_tables_show_what_is_recorded():
     assert readme.updated(README, runs) == README, "run `make figures`"
     measured = next(run for run in runs if run.problem == published_problem(4))
     assert f"{measured.method('naive').call_time_us.median:.0f} (" in README
+
+
+def test_runs_of_other_shapes_are_a_compact_table_where_there_are_markers():
+    runs = results.load_all(ROOT / "figures" / "data")
+    recorded = next(run for run in runs if run.is_reference_work)
+    kernel = MethodResult("pallas", "one kernel", "measured", "", 0.1, 1e-4, *[Spread(24.0, 23.0, 25.0)] * 5)
+    rounds = {name: [Rounds(call_us=[time_us])] for name, time_us in (("naive", 36.0), ("pallas", 24.0))}
+    methods = (*recorded.methods, kernel)
+    other = dataclasses.replace(
+        recorded, problem=Problem(2, 16, 8192, 512, "bfloat16"), methods=methods, rounds=rounds, processes=3
+    )
+    text = readme.updated(README, [*runs, other])
+    table = text.partition("<!-- beyond the published shape -->")[2].partition("<!-- /beyond")[0]
+    (row,) = [line for line in table.splitlines() if line.startswith("| bfloat16")]
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[:2] == ["bfloat16, 16 × 8192 × 512", "2"] and cells[4:7] == ["one kernel", "24", "24 (23–25)"]
+    assert cells[8] == "0.67" and other.command in table
+    # Simulated runs are no measurement; the published shape has its own table.
+    assert readme.updated(README, [*runs, dataclasses.replace(other, simulated=True)]) == readme.updated(README, runs)
+    bare = README.replace("<!-- beyond the published shape -->", "").replace("<!-- /beyond the published shape -->", "")
+    assert "bfloat16, 16 × 8192" not in readme.updated(bare, [*runs, other])
 
 
 def test_example():

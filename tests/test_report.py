@@ -130,6 +130,18 @@ def test_wrong_results_are_marked_in_markdown():
     assert "144 (143–146) WRONG" in report.markdown_ladder([_run(methods=(_run().methods[0], wrong))])
 
 
+def test_peers_have_rows_and_a_note_of_what_they_are_compared_with():
+    times = (Spread(120, 119, 121), Spread(130, 128, 133), Spread(1.3, 1.2, 1.4))
+    peers = (_measured("torch", "PyTorch's own", *times), MethodResult("xla", "XLA's own", "failed", "crashed"))
+    run = _run(peers=peers)
+    *_, torch, xla = report.ladder_rows(run)
+    assert torch[0] == "PyTorch's own" and torch[7] == "1.30 (1.20–1.40)"
+    assert xla[:2] == ("XLA's own", "failed") and not any(xla[2:])
+    table = report.markdown_ladder([run, _run(problem=roofline.published_problem(4))])
+    assert "| XLA's own | failed |" in table and "ratios to their own GEMM only: PyTorch's own." in table
+    assert report.peers_note(_run()) == ""
+
+
 def test_markers():
     text = "a\n<!-- t -->\nold\n<!-- /t -->\nb"
     assert report.replace_between_markers(text, "t", "new") == "a\n<!-- t -->\nnew\n<!-- /t -->\nb"
