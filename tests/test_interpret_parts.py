@@ -1,9 +1,14 @@
-"""The parts of the detector by themselves: clocks, semaphores, barriers."""
+"""The parts of the simulator by themselves: clocks, semaphores, barriers, products."""
 
+import itertools
+import time
+
+import numpy as np
 import pytest
+from jax import lax
 
 import cmm.interpret as ci
-from cmm.interpret import clocks, races, scheduler, sync
+from cmm.interpret import arithmetic, clocks, products, races, scheduler, sync
 
 
 def clock_of(position, num_threads=4):
@@ -163,3 +168,30 @@ def test_scheduler_names_who_waits():
     with pytest.raises(ci.DeadlockError) as e:
         sched.run()
     assert str(e.value.waiting[0]) == ("thread: a flag: value 1, awaits 3 at line 17")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+@pytest.mark.parametrize("m, k, n", [(1, 1, 1), (64, 64, 64), (37, 64, 256), (128, 64, 200), (3, 1024, 512)])
+def test_product_in_blocks_is_the_product(m, k, n, dtype):
+    rng = np.random.default_rng(0)
+    lhs, rhs = (rng.integers(-3, 4, shape).astype(dtype) for shape in ((m, k), (k, n)))
+    out = products.multiply(lhs, rhs)
+    assert out.dtype == dtype
+    np.testing.assert_array_equal(out, lhs.astype(np.int64) @ rhs.astype(np.int64))
+
+
+@pytest.mark.parametrize("m, k, n", [(64, 64, 256), (128, 128, 128), (128, 64, 256)])
+def test_product_keeps_to_its_thread(m, k, n):
+    lhs, rhs = np.ones((m, k), np.float32), np.ones((k, n), np.float32)
+    time.sleep(0.1)  # Threads of earlier products spin for a while before they sleep.
+    process_s, thread_s = time.process_time(), time.thread_time()
+    for _ in range(300):
+        products.multiply(lhs, rhs)
+    process_s, thread_s = time.process_time() - process_s, time.thread_time() - thread_s
+    assert process_s < 1.3 * thread_s
+
+
+def test_division_of_scalars_rounds_to_zero():
+    for a, b in itertools.product(map(np.int32, (-7, -6, 0, 6, 7)), map(np.int32, (-3, 2, 3))):
+        quotient = arithmetic._div(a, b)
+        assert (quotient, quotient.dtype) == (lax.div(a, b), np.int32)

@@ -11,6 +11,8 @@ import numpy as np
 
 
 def _div(a, b):
+    if isinstance(a, np.integer) and isinstance(b, np.integer) and a >= 0 and b > 0:
+        return np.floor_divide(a, b)
     if np.issubdtype(np.result_type(a), np.integer):
         quotient = np.floor_divide(a, b)
         inexact = np.multiply(quotient, b) != a
@@ -99,9 +101,13 @@ def compile_equation(eqn):
         function = _PLAIN[name]
         aval = eqn.outvars[0].aval
         dtype, scalar = aval.dtype, not aval.shape
+        scalar_type = dtype.type if scalar else None
 
         def plain(*args):
-            result = np.asarray(function(*args))
+            result = function(*args)
+            if type(result) is scalar_type:
+                return [result]
+            result = np.asarray(result)
             if result.dtype != dtype:
                 result = result.astype(dtype)
             return [result[()] if scalar else result]

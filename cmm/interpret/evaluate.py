@@ -167,7 +167,10 @@ def evaluate(thread, jaxpr, args, outer: Where | None = None) -> Generator:
         else:
             thread.task.where = op.where
             outs = yield from op.handler(thread, op, values)
-        env.update(zip(op.outvars, outs, strict=True))
+        if len(outs) == 1 == len(op.outvars):  # The most frequent case, and `zip` is slow.
+            env[op.outvars[0]] = outs[0]
+        else:
+            env.update(zip(op.outvars, outs, strict=True))
     return [np.asarray(v.val)[()] if jax_private.is_literal(v) else env[v] for v in jaxpr.outvars]
 
 

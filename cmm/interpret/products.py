@@ -13,6 +13,20 @@ from cmm.interpret.evaluate import handles
 from cmm.interpret.operations import view
 from cmm.interpret.threads import TIMING
 
+# OpenBLAS, NumPy's BLAS, splits products of more multiplications than this among threads that spin while they wait for
+# each other. On a busy machine a tile then takes milliseconds in place of microseconds, now and then.
+_ONE_THREAD = 2**18
+
+
+def multiply(lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
+    """Returns `lhs @ rhs`, block of rows by block of rows, each small enough that BLAS starts no threads for it."""
+    (m, k), n = lhs.shape, rhs.shape[1]
+    rows = max(1, _ONE_THREAD // (k * n))
+    out = np.empty((m, n), np.result_type(lhs, rhs))
+    for first in range(0, m, rows):
+        np.matmul(lhs[first : first + rows], rhs, out=out[first : first + rows])
+    return out
+
 
 @handles("wgmma_ref")
 def _wgmma(thread, op, values):
@@ -44,7 +58,7 @@ def _wgmma(thread, op, values):
         lhs, rhs = read_a(), read_b()
         total = acc_view.read()
         wide = np.float32 if total.dtype.kind == "f" else total.dtype
-        acc_view.write(total + np.matmul(lhs.astype(wide), rhs.astype(wide)).astype(total.dtype))
+        acc_view.write(total + multiply(lhs.astype(wide), rhs.astype(wide)).astype(total.dtype))
         product[1] = True
         thread.record("tile_product", start, op.where, flops=2 * lhs.shape[0] * lhs.shape[1] * rhs.shape[1])
         sched.wake(thread.product_waiters)
