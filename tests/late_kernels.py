@@ -1,7 +1,7 @@
 """Many checked calls of a Hopper kernel while somebody is late, on real GPUs and on simulated devices alike.
 
 Who is late is an operand of the program, so one compiled kernel serves all cases. The kernel's sources stay as they
-are: while it is traced, it gets one more operand, and its roles sleep at the start of each step if that says so.
+are: while it is traced, it gets one more operand, and its roles sleep if that says so.
 """
 
 import contextlib
@@ -16,15 +16,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.experimental.mosaic import gpu as mosaic
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.sharding import NamedSharding, PartitionSpec as P
+from jaxlib.mlir import ir
 
 import cmm
-from cmm import devices, reference
-from cmm.hopper import default_config, roles
+from cmm import devices, interpret, reference
+from cmm.hopper import default_config, fast_kernel, roles
+from cmm.hopper.axes import forget_axes
 from cmm.hopper.plan import Plan
 
 ANY = -1
+SENDER = roles.LOADER + 1  # The fast kernel's; in the readable one a multiplier sends.
 # One sleep of a GPU takes anything from 0 to twice its time, and at most 1 ms. Many short ones come closer.
 NAP_US = 10
 
@@ -34,11 +38,15 @@ _BATCH = 20  # Calls whose results are fetched together.
 
 @dataclasses.dataclass(frozen=True)
 class Late:
-    """Who sleeps in a call, and for how many naps of `NAP_US` (nominal; virtual time on simulated devices).
+    """Who sleeps in a call, when, and for how many naps of `NAP_US` (nominal; virtual time on simulated devices).
 
     Attributes:
       device: place in the mesh, row-major.
-      cta, role, step: which CTA, which warpgroup of it, at the start of which step of the ring; `ANY` for all of them.
+      cta: number of a CTA, or `ANY` for all of them.
+      role: number of a multiplier, `roles.LOADER`, `SENDER`, or `ANY` for all of them.
+      step: of the ring.
+      use: loader and sender sleep before this use of a stage, counted from the start of the step. Multipliers always
+        sleep at the start.
       naps: how many; nobody is late with 0.
       before_the_kernel: the whole device is late: its naps end before its kernel starts. On GPUs JAX starts a kernel
         that talks only when all devices have come to it, so the others then wait before their kernels, not in them.
@@ -47,24 +55,28 @@ class Late:
     device: int = 0
     cta: int = ANY
     role: int = ANY
-    step: int = ANY
+    step: int = 0
+    use: int = 0
     naps: int = 0
     before_the_kernel: bool = False
 
     def operand(self) -> np.ndarray:
-        """The fields as the programs take them: `i32[5]`."""
+        """The fields as the programs take them: `i32[6]`."""
         naps = 0 if self.before_the_kernel else self.naps
-        return np.array([self.device, self.cta, self.role, self.step, naps], np.int32)
+        return np.array([self.device, self.cta, self.role, self.step, self.use, naps], np.int32)
 
 
-def draw_late(rng, num_devices, axis_size, plan) -> Late:
-    """Returns somebody who is late: mostly one warpgroup, now and then one of each CTA, or the device itself."""
+def draw_late(rng, num_devices, axis_size, plan, has_sender=False) -> Late:
+    """Returns somebody who is late: a role of one CTA or of each, all roles, or now and then the device itself."""
     last = min(plan.m_tiles * plan.n_tiles, plan.num_ctas) - 1
+    cta = int(rng.choice([0, min(1, last), min(plan.m_tiles - 1, last), last, ANY]))
+    tiles = (plan.m_tiles * plan.n_tiles - (last if cta == ANY else cta) + plan.num_ctas - 1) // plan.num_ctas
     late = Late(
         device=int(rng.integers(num_devices)),
-        cta=int(rng.choice([0, min(1, last), min(plan.m_tiles - 1, last), last, ANY])),
-        role=int(rng.integers(roles.NUM_WARPGROUPS)),
+        cta=cta,
+        role=int(rng.choice([0, 1, roles.LOADER, *[SENDER] * has_sender, ANY])),
         step=int(rng.integers(axis_size)),
+        use=int(rng.choice([0, rng.integers(tiles * plan.k_steps)])),
         naps=int(rng.choice([1, 5, 30, 100])),
     )
     return dataclasses.replace(late, before_the_kernel=bool(rng.random() < 0.15))
@@ -74,8 +86,8 @@ def late_shard(function, axes):
     """Returns `function(lhs, rhs)`, a kernel on one device, as a function that takes `Late.operand()` as well."""
 
     def shard(lhs, rhs, late):
-        naps = jnp.where(lax.axis_index(axes) == late[0], late[4], 0)
-        with _late_roles(jnp.concatenate([late[1:4], naps[None]])):
+        naps = jnp.where(lax.axis_index(axes) == late[0], late[5], 0)
+        with _late_roles(forget_axes(jnp.concatenate([late[1:5], naps[None]]))):
             return function(lhs, rhs)
 
     return shard
@@ -96,22 +108,32 @@ def nap_shard(axes):
     return shard
 
 
-def _sleep(naps):
+def _sleep(naps, in_warp=False):
     @pl.loop(0, naps)
     def _(_):
-        pl.delay(NAP_US * 1000)
+        if in_warp and not interpret.is_active():
+            _nap_of_a_warp()
+        else:
+            pl.delay(NAP_US * 1000)
+
+
+@plgpu.inline_mgpu()
+def _nap_of_a_warp(context):
+    # What JAX makes of `pl.delay`, which it does not lower where a single warp acts.
+    del context
+    mosaic.nanosleep(mosaic.c(NAP_US * 1000, ir.IntegerType.get_signless(32)))
 
 
 @contextlib.contextmanager
 def _late_roles(late):
-    """Gives kernels that are traced in this block the operand `late`: cta, role, step and naps."""
+    """Gives kernels that are traced in this block the operand `late`: cta, role, step, use and naps."""
     real = _matmul_module.persistent_kernel
 
-    def persistent_kernel(plan, body, *args, **kwargs):
+    def persistent_kernel(in_warps, plan, body, *args, **kwargs):
         def kernel(*operands):
             def late_body(*refs):
                 before, late_gmem, after = refs[: len(operands)], refs[len(operands)], refs[len(operands) + 1 :]
-                with _sleeping_roles(late_gmem):
+                with _sleeping_roles(late_gmem, in_warps):
                     body(*before, *after)
 
             return real(plan, late_body, *args, **kwargs)(*operands, late)
@@ -121,25 +143,61 @@ def _late_roles(late):
     with contextlib.ExitStack() as stack:
         for name, module in list(sys.modules.items()):
             if name.startswith("cmm.hopper.") and hasattr(module, "persistent_kernel"):
-                stack.enter_context(mock.patch.object(module, "persistent_kernel", persistent_kernel))
+                stand_in = functools.partial(persistent_kernel, module is fast_kernel)
+                stack.enter_context(mock.patch.object(module, "persistent_kernel", stand_in))
         yield
 
 
-def _sleeping_roles(late_gmem):
-    def sleeping(role):
-        def wrapper(plan, first_use, *args, **kwargs):
-            cta, wg, step, naps = (late_gmem[i] for i in range(4))
-            mine = (cta == ANY) | (lax.axis_index("cta") == cta)
-            mine &= (wg == ANY) | (lax.axis_index("wg") == wg)
-            mine &= (step == ANY) | (first_use == step * plan.my_tiles() * plan.k_steps)
-            _sleep(jnp.where(mine, naps, 0))
-            return role(plan, first_use, *args, **kwargs)
+@contextlib.contextmanager
+def _sleeping_roles(late_gmem, in_warps):
+    """Makes the roles sleep as `late_gmem` says. `in_warps`: the loader is a single warp, and so is a sender."""
+    cta, who, step, at_use, naps = (late_gmem[i] for i in range(5))
+    naps = jnp.where((cta == ANY) | (lax.axis_index("cta") == cta), naps, 0)
+    naps_of = {role: jnp.where((who == ANY) | (who == role), naps, 0) for role in (0, 1, roles.LOADER, SENDER)}
+    load_tiles, multiply_tiles, send_use = roles.load_tiles, roles.multiply_tiles, fast_kernel._send_use
 
-        return wrapper
+    def late_load(plan, first_use, a_gmem, b_gmem, ready=None, **memory):
+        tiles = _TilesByIndex(plan)
+        is_step = first_use == step * (plan.my_tiles() * plan.k_steps)
 
-    return mock.patch.multiple(
-        roles, load_tiles=sleeping(roles.load_tiles), multiply_tiles=sleeping(roles.multiply_tiles)
-    )
+        def late_ready(m_tile, k_step):
+            is_use = tiles.index * plan.k_steps + k_step == at_use
+            _sleep(jnp.where(is_step & is_use, naps_of[roles.LOADER], 0), in_warps)
+            if ready is not None:
+                ready(m_tile, k_step)
+
+        load_tiles(tiles, first_use, a_gmem, b_gmem, late_ready, **memory)
+
+    def late_multiply(plan, first_use, *args, **kwargs):
+        is_step = first_use == step * (plan.my_tiles() * plan.k_steps)
+        mine = jnp.where(lax.axis_index("wg") == 0, naps_of[0], naps_of[1])
+        _sleep(jnp.where(is_step, mine, 0))
+        multiply_tiles(plan, first_use, *args, **kwargs)
+
+    def late_send(sends, axis_size, uses_per_step, peer_scratch, received, send_dev_id, use, *args, **memory):
+        _sleep(jnp.where(use == step * uses_per_step + at_use, naps_of[SENDER], 0), in_warp=True)
+        return send_use(sends, axis_size, uses_per_step, peer_scratch, received, send_dev_id, use, *args, **memory)
+
+    with (
+        mock.patch.multiple(roles, load_tiles=late_load, multiply_tiles=late_multiply),
+        mock.patch.object(fast_kernel, "_send_use", late_send),
+    ):
+        yield
+
+
+class _TilesByIndex:
+    """A plan that remembers which of its tiles the loader is at."""
+
+    def __init__(self, plan):
+        self._plan = plan
+        self.index = None
+
+    def tile_at(self, index):
+        self.index = index
+        return self._plan.tile_at(index)
+
+    def __getattr__(self, name):
+        return getattr(self._plan, name)
 
 
 @functools.cache  # One program for all problems.
@@ -157,15 +215,18 @@ class Calls:
       axis: the ring's axis.
       num_ctas: CTAs of the kernel on one device.
       config: what `function` uses, to know how many tiles there are; by default the default.
+      has_sender: whether it is the fast kernel, which has a role more.
       as_it_is: also compile the kernel without the sleeps. Otherwise it has them, and nobody sleeps.
       run: how programs are called; `Simulation.run` on simulated devices.
     """
 
-    def __init__(self, function, mesh, problem, axis="x", *, num_ctas, config=None, as_it_is=True, run=None):
-        self.mesh, self.problem, self.axis = mesh, problem, axis
+    def __init__(
+        self, function, mesh, problem, axis="x", *, num_ctas, config=None, has_sender=False, as_it_is=True, run=None
+    ):
+        self.mesh, self.problem, self.axis, self.has_sender = mesh, problem, axis, has_sender
         self.axes = mesh.axis_names
         m, n, k = problem.m_shard, problem.n_shard, problem.k
-        self.plan = Plan(m, n, k, config or default_config(m, n, k, problem.dtype), num_ctas)
+        self.plan = Plan(m, n, k, config or default_config(m, n, k, problem.dtype, num_ctas), num_ctas)
         rows, columns = P(self.axes, None), P(None, self.axes)
         self._run = run or (lambda program, *operands: program(*operands))
         self._late = self._program(late_shard(function, self.axes), (rows, columns, P()), columns)
@@ -220,7 +281,7 @@ class Calls:
         for number in range(count):
             seed = first_seed + number
             operands = self.operands(seed)
-            late = draw_late(rng, self.mesh.size, self.problem.axis_size, self.plan)
+            late = draw_late(rng, self.mesh.size, self.problem.axis_size, self.plan, self.has_sender)
             # Every other time the late call comes first, when no result for these operands lies in memory.
             order = (late, None) if number % 2 == 0 else (None, late)
             results = []

@@ -1,6 +1,7 @@
 """Peers in processes of their own: what they report, how they end, and what is asked of XLA."""
 
 import dataclasses
+import functools
 import importlib.util
 import json
 import os
@@ -189,6 +190,76 @@ def torch_environment(monkeypatch):
         monkeypatch.setenv(name, value)
 
 
+def _worker_of_programs(rank, problem, folder, meet, programs, faults):
+    """Does with each program what `faults` says for it, on GPU 1, and otherwise reports times."""
+    try:
+        for number, name in enumerate(programs):
+            meet.wait()
+            (folder / f"rank{rank}.turn").write_text(f"{number} {name}")
+            fault = faults.get(name) if rank == 1 else None
+            if fault == "raises":
+                raise ValueError("no link")
+            if fault == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if fault == "hangs":
+                time.sleep(120)
+        meet.wait()
+        report = _report([1, 2])
+        report["programs"] = {name: report["programs"][name] for name in programs}
+        (folder / f"rank{rank}.json").write_text(json.dumps(report))
+    except Exception as error:
+        (folder / f"rank{rank}.error").write_text(f"{type(error).__name__}: {error}")
+        meet.abort()
+        sys.exit(1)
+
+
+def _run_programs(faults, timeout_s=120):
+    target = functools.partial(_worker_of_programs, faults=faults)
+    return {result.name: result for result in torch_symm_mem.run_programs(target, TWO, timeout_s)}
+
+
+@pytest.mark.parametrize(
+    "fault, reason", [("raises", "rank1: ValueError: no link"), ("dies", "rank1 ended with exit code -9 and no report")]
+)
+def test_a_program_that_fails_leaves_the_others_their_times(torch_environment, fault, reason):
+    results = _run_programs({"torch_symm_mem": fault})
+    assert list(results) == list(torch_symm_mem.TITLES)
+    fused = results.pop("torch_symm_mem")
+    assert (fused.status, fused.reason, fused.call_time_us) == ("failed", reason, None)
+    assert all(result.status == "measured" and result.ratio_to_gemm_only for result in results.values())
+
+
+def test_a_program_that_hangs_leaves_the_others_their_times(torch_environment):
+    for timeout_s in (10, 40, 160):  # On a busy machine it may take long until the workers have begun.
+        results = _run_programs({"torch_symm_mem": "hangs"}, timeout_s)
+        if results["torch_nccl"].status == "measured":
+            break
+    assert {name: result.status for name, result in results.items()} == {
+        "torch_gemm_only": "measured",
+        "torch_nccl": "measured",
+        "torch_symm_mem": "failed",
+    }
+    assert results["torch_symm_mem"].reason.startswith("no answer from the workers of rank 0, 1")
+
+
+def test_every_program_fails_for_its_own_reason(torch_environment):
+    results = _run_programs({"torch_gemm_only": "dies", "torch_nccl": "raises"})
+    assert results["torch_gemm_only"].reason == "rank1 ended with exit code -9 and no report"
+    assert results["torch_nccl"].reason == "rank1: ValueError: no link"
+    fused = results["torch_symm_mem"]
+    assert fused.status == "measured" and fused.call_time_us and fused.ratio_to_gemm_only is None
+
+
+def test_without_a_program_to_blame_all_fail(torch_environment):
+    results = torch_symm_mem.run_programs(_worker_without_gpu, TWO, 60)
+    assert {(result.status, result.reason) for result in results} == {("failed", "rank0: ValueError: no GPU")}
+
+
+def _worker_without_gpu(rank, problem, folder, meet, programs):
+    (folder / f"rank{rank}.error").write_text("ValueError: no GPU")
+    sys.exit(1)
+
+
 def test_the_slowest_rank_of_each_round_counts(torch_environment):
     results = {r.name: r for r in torch_symm_mem.summary(TWO, [_report([1, 5, 3]), _report([4, 2, 6])])}
     fused = results["torch_symm_mem"]
@@ -217,19 +288,45 @@ def test_torch_says_why_it_is_skipped(monkeypatch):
     assert torch_symm_mem.ENVIRONMENT.items() <= os.environ.items()
 
 
+def _traced(cat, name, ts, dur, pid=1, tid=7, **args):
+    return {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args}
+
+
+# What libkineto writes for each category. A copy between GPUs says "inDevice"; arguments may be missing altogether.
+TRACE = [
+    {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "ts": 0.0, "args": {"name": "python"}},
+    _traced("cpu_op", "aten::mm", 1, 2, 4711, 4711),
+    _traced("cuda_runtime", "cudaGraphLaunch", 1, 1, 4711, 4711, cbid=311, correlation=3),
+    _traced("gpu_user_annotation", "fused", 2, 90),
+    _traced("cuda_sync", "Stream Wait Event", 3, 1, device=1, stream=7),
+    _traced("overhead", "Buffer Flush", 99, 1, pid=-1, tid=0),
+    _traced("Trace", "PyTorch Profiler (0)", 0, 99, "Spans", "PyTorch Profiler"),
+    {"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 5, "pid": 4711, "tid": 4711, "ts": 1},
+    {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 4711, "tid": 4711, "ts": 4, "args": {}},
+    {"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "", "ts": 100},
+    {"ph": "X", "cat": "gpu_memset", "name": "Memset (Device)", "pid": 1, "tid": 9, "ts": 40, "dur": 1.25},
+    _traced("gpu_memcpy", "Memcpy PtoP (Device -> Device)", 30.5, 2, tid=13, fromDevice=0, inDevice=1, toDevice=1),
+    _traced("gpu_memcpy", "Memcpy DtoD (Device -> Device)", 20, 1, device=1, stream=7, bytes=8),
+    _traced("kernel", "nvjet", 10, 5.5, device=1, context=1, stream=7, grid=[132, 1, 1]),
+    {"ph": "X", "cat": "kernel", "name": "barrier_kernel", "ts": 50, "dur": 1},
+]
+
+
 def test_a_trace_of_torch_holds_events_of_the_gpu():
     pytest.importorskip("torch", reason="needs PyTorch")
     from cmm.peers.torch_worker import gpu_events
 
-    place = {"args": {"device": 1, "stream": 7}}
-    trace = [
-        {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy PtoP", "ts": 30.5, "dur": 2} | place,
-        {"ph": "X", "cat": "kernel", "name": "nvjet", "ts": 10, "dur": 5.5} | place,
-        {"ph": "X", "cat": "cuda_runtime", "name": "cudaGraphLaunch", "ts": 1, "dur": 1, "args": {}},
-        {"ph": "M", "name": "process_name"},
+    found = [
+        (event.name, event.device, event.stream, event.start_us, event.end_us)
+        for event in gpu_events({"traceEvents": TRACE}, rank=1)
     ]
-    found = [(event.name, event.device, event.start_us, event.end_us) for event in gpu_events({"traceEvents": trace})]
-    assert found == [("nvjet", 1, 10, 15.5), ("Memcpy PtoP", 1, 30.5, 32.5)]
+    assert found == [
+        ("nvjet", 1, "Stream #7", 10, 15.5),
+        ("Memcpy DtoD (Device -> Device)", 1, "Stream #7", 20, 21),
+        ("Memcpy PtoP (Device -> Device)", 1, "Stream #13", 30.5, 32.5),
+        ("Memset (Device)", 1, "Stream #9", 40, 41.25),
+        ("barrier_kernel", 1, "Stream #None", 50, 51),
+    ]
 
 
 def test_options_of_the_rewrite():

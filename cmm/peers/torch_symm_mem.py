@@ -10,6 +10,7 @@ NVLink multicast is off unless the environment says otherwise.
 
 import argparse
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import json
@@ -43,7 +44,15 @@ class CannotRun(Exception):
 
 
 class WorkerFailed(Exception):
-    """Says which worker ended badly, and how."""
+    """Says which worker ended badly, and how.
+
+    Attributes:
+      program: name of the program that it was at, or `None` if it had not begun with one.
+    """
+
+    def __init__(self, reason: str, program: str | None):
+        super().__init__(reason)
+        self.program = program
 
 
 def main(arguments=None) -> int:
@@ -64,13 +73,33 @@ def measure(problem: Problem, timeout_s: float, *, simulate: bool = False) -> li
         if simulate:
             raise CannotRun("needs GPUs")
         check_machine(problem.axis_size)
-        target = importlib.import_module("cmm.peers.torch_worker").run
-        return summary(problem, run_workers(target, problem, timeout_s))
     except CannotRun as error:
-        status, reason = "skipped", str(error)
-    except WorkerFailed as error:
-        status, reason = "failed", str(error)
-    return [PeerResult(name, title, status, reason, options=_environment()) for name, title in TITLES.items()]
+        return [_without_times(name, "skipped", str(error)) for name in TITLES]
+    return run_programs(importlib.import_module("cmm.peers.torch_worker").run, problem, timeout_s)
+
+
+def run_programs(target: Callable, problem: Problem, timeout_s: float) -> list[PeerResult]:
+    """Measures all programs in turn in the same workers. If one fails, new workers measure the others without it.
+
+    Args:
+      target: as for `run_workers`; it takes in addition `programs`, the names of those to measure.
+      problem: shapes, dtype and number of workers.
+      timeout_s: seconds for all. Workers get half of what is left, so that a hang leaves time for the others.
+    """
+    deadline = time.monotonic() + timeout_s
+    found, programs = {}, tuple(TITLES)
+    while programs:
+        left_s = deadline - time.monotonic()
+        limit_s = left_s / 2 if len(programs) > 1 else left_s
+        try:
+            reports = run_workers(functools.partial(target, programs=programs), problem, limit_s)
+            found |= {result.name: result for result in summary(problem, reports)}
+            break
+        except WorkerFailed as error:
+            failed = (error.program,) if error.program in programs else programs
+            found |= {name: _without_times(name, "failed", str(error)) for name in failed}
+            programs = tuple(name for name in programs if name not in failed)
+    return [found[name] for name in TITLES]
 
 
 def check_machine(gpus: int) -> None:
@@ -99,7 +128,8 @@ def run_workers(target: Callable, problem: Problem, timeout_s: float) -> list[di
 
     Args:
       target: writes its report to `folder / f"rank{rank}.json"`, or what went wrong to `folder / f"rank{rank}.error"`;
-        `meet` is a barrier of all workers.
+        before it goes on to a program, number and name of this turn to `folder / f"rank{rank}.turn"`. `meet` is a
+        barrier of all workers.
       problem: shapes, dtype and number of workers.
       timeout_s: all workers are killed after so many seconds.
 
@@ -133,21 +163,36 @@ def _wait(workers, folder, timeout_s):
     while running:
         rest_s = max(0.0, deadline - time.monotonic())
         if not multiprocessing.connection.wait([worker.sentinel for worker in running.values()], rest_s):
+            # One that hangs keeps those that wait for it from getting ahead by more than a turn.
+            _, program = min((_turn(rank, folder) for rank in running), key=lambda turn: turn[0])
             ranks = ", ".join(map(str, running))
-            raise WorkerFailed(f"no answer from the workers of rank {ranks} within {timeout_s:g} s; all were killed")
+            reason = f"no answer from the workers of rank {ranks} within {timeout_s:g} s; all were killed"
+            raise WorkerFailed(reason, program)
         for rank in [rank for rank, worker in running.items() if not worker.is_alive()]:
             worker = running.pop(rank)
             worker.join()
             if worker.exitcode or not (folder / f"rank{rank}.json").exists():
-                raise WorkerFailed(_last_words(rank, worker.exitcode, folder))
+                raise _last_words(rank, worker.exitcode, folder, len(workers))
 
 
-def _last_words(rank, exit_code, folder):
+def _last_words(rank, exit_code, folder, workers):
+    errors = {r: path.read_text() for r in range(workers) if (path := folder / f"rank{r}.error").exists()}
     # The worker that failed first breaks the barrier for all: its own error says more than that of the others.
-    errors = sorted(folder.glob("rank*.error"), key=lambda path: "BrokenBarrierError" in path.read_text())
-    if errors:
-        return f"{errors[0].stem}: {errors[0].read_text()}"
-    return f"rank{rank} ended with exit code {exit_code} and no report"
+    own = {r: text for r, text in errors.items() if "BrokenBarrierError" not in text} or errors
+    reason = f"rank{rank} ended with exit code {exit_code} and no report"
+    if own:
+        rank, text = next(iter(own.items()))
+        reason = f"rank{rank}: {text}"
+    return WorkerFailed(reason, _turn(rank, folder)[1])
+
+
+def _turn(rank, folder) -> tuple[int, str | None]:
+    """Returns number and program of the turn that a worker was at; -1 and `None` before its first."""
+    try:
+        number, program = (folder / f"rank{rank}.turn").read_text().split()
+        return int(number), program
+    except (OSError, ValueError):
+        return -1, None
 
 
 def summary(problem: Problem, reports: list[dict]) -> list[PeerResult]:
@@ -162,7 +207,7 @@ def summary(problem: Problem, reports: list[dict]) -> list[PeerResult]:
         name: {key: np.max([report["programs"][name][key] for report in reports], axis=0) for key in of_program}
         for name, of_program in reports[0]["programs"].items()
     }
-    roof = slowest[GEMM_ONLY]
+    roof = slowest.get(GEMM_ONLY)
     results = [_result(problem, name, of_program, roof) for name, of_program in slowest.items()]
     shared = {"protocol": reports[0]["protocol"], "versions": reports[0]["versions"], "options": _environment()}
     return [dataclasses.replace(result, **shared) for result in results]
@@ -173,7 +218,11 @@ def _result(problem, name, of_program, roof):
     errors = {"error_over_bound": error_over_bound, "relative_error": relative_error}
     if not (error_over_bound <= 1 and relative_error <= relative_limit(problem.k, problem.dtype)):
         return PeerResult(name, TITLES[name], "failed", "wrong result", **errors)
-    has_kernel = all(of_program["kernel_us"]) and all(roof["kernel_us"])
+    has_kernel = all(of_program["kernel_us"])
+
+    def ratio(key):
+        return spread(np.divide(of_program[key], roof[key])) if roof and all(roof[key]) else None
+
     return PeerResult(
         name,
         TITLES[name],
@@ -181,10 +230,14 @@ def _result(problem, name, of_program, roof):
         **errors,
         call_time_us=spread(of_program["call_us"]),
         wall_time_us=spread(of_program["wall_us"]),
-        ratio_to_gemm_only=spread(np.divide(of_program["call_us"], roof["call_us"])),
+        ratio_to_gemm_only=ratio("call_us"),
         kernel_time_us=spread(of_program["kernel_us"]) if has_kernel else None,
-        kernel_ratio_to_gemm_only=spread(np.divide(of_program["kernel_us"], roof["kernel_us"])) if has_kernel else None,
+        kernel_ratio_to_gemm_only=ratio("kernel_us") if has_kernel else None,
     )
+
+
+def _without_times(name, status, reason):
+    return PeerResult(name, TITLES[name], status, reason, options=_environment())
 
 
 def _environment():

@@ -1,6 +1,7 @@
 """One GPU's part of `cmm.peers.torch_symm_mem`: check, capture and time PyTorch's programs. Needs PyTorch."""
 
 import collections
+import itertools
 import json
 import math
 import multiprocessing.synchronize
@@ -8,7 +9,7 @@ import os
 import pathlib
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -30,12 +31,19 @@ PROTOCOL = (
     f"the calls of one replay; kernel time: matmul kernels alone, likewise; wall time: 1 and {LONG_REPLAYS} replays, "
     "difference per call, slowest GPU; medians over rounds"
 )
+_GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
-def run(rank: int, problem: Problem, folder: pathlib.Path, meet: multiprocessing.synchronize.Barrier) -> None:
-    """Measures on GPU `rank` and writes the report, or the error, into `folder` (see `torch_symm_mem.run_workers`)."""
+def run(
+    rank: int,
+    problem: Problem,
+    folder: pathlib.Path,
+    meet: multiprocessing.synchronize.Barrier,
+    programs: Sequence[str],
+) -> None:
+    """Measures `programs` on GPU `rank` and writes into `folder` what `torch_symm_mem.run_workers` reads."""
     try:
-        report = _measure(rank, problem, folder, meet)
+        report = _measure(rank, problem, folder, meet, programs)
         (folder / f"rank{rank}.json").write_text(json.dumps(report))
         meet.wait()
         status = 0
@@ -48,7 +56,7 @@ def run(rank: int, problem: Problem, folder: pathlib.Path, meet: multiprocessing
     os._exit(status)
 
 
-def _measure(rank, problem, folder, meet):
+def _measure(rank, problem, folder, meet, programs):
     torch.cuda.set_device(rank)
     # float32 means float32, and sums of half-precision products are float32: as everywhere in this package.
     matmul = torch.backends.cuda.matmul
@@ -58,19 +66,27 @@ def _measure(rank, problem, folder, meet):
     device = torch.device("cuda", rank)
     dist.init_process_group("nccl", store=store, rank=rank, world_size=problem.axis_size, device_id=device)
     calls, references = _programs(rank, problem)
-    errors = {name: _worst_errors(call, references, problem) for name, call in calls.items()}
+    turns = itertools.count()
+
+    def by_turns(names):
+        """Yields the names, and notes before each whose turn it is: who crashes or hangs cannot tell any more."""
+        for name in names:
+            (folder / f"rank{rank}.turn").write_text(f"{next(turns)} {name}")
+            yield name
+
+    errors = {name: _worst_errors(calls[name], references, problem) for name in by_turns(programs)}
     # The profiler attaches to the driver once, before there are graphs that it should see.
-    _record(lambda: calls["torch_gemm_only"](0), folder / f"trace{rank}.json")
-    graphs = {name: _capture(call) for name, call in calls.items()}
-    times = {name: {"call_us": [], "kernel_us": [], "wall_us": []} for name in graphs}
-    for graph in graphs.values():
+    _record(lambda: torch.zeros(1, device="cuda"), folder / f"trace{rank}.json", rank)
+    graphs = {name: _capture(calls[name]) for name in by_turns(programs)}
+    times = {name: {"call_us": [], "kernel_us": [], "wall_us": []} for name in programs}
+    for name in by_turns(programs):
         meet.wait()
-        graph.replay()
+        graphs[name].replay()
         torch.cuda.synchronize()
     for _ in range(ON_GPUS.rounds):
-        for name, graph in graphs.items():
-            times[name]["wall_us"].append(_wall_us(graph, meet))
-            call_us, kernel_us = _call_us(graph, meet, folder / f"trace{rank}.json", rank)
+        for name in by_turns(programs):
+            times[name]["wall_us"].append(_wall_us(graphs[name], meet))
+            call_us, kernel_us = _call_us(graphs[name], meet, folder / f"trace{rank}.json", rank)
             times[name]["call_us"].append(call_us)
             times[name]["kernel_us"].append(kernel_us)
     versions = {
@@ -165,7 +181,7 @@ def _call_us(graph, meet, path, rank):
         meet.wait()
         graph.replay()
 
-    events = _record(replay, path)
+    events = _record(replay, path, rank)
     counts = collections.Counter(event.name for event in events)
     # A name that is rarer belongs to no call. One that is not would take its whole share of every call with it.
     uneven = [name for name, count in counts.items() if count > GRAPH_CALLS and count % GRAPH_CALLS]
@@ -175,20 +191,32 @@ def _call_us(graph, meet, path, rank):
     return float(np.median([busy_us(call) for call in calls])), float(np.median([matmul_us(call) for call in calls]))
 
 
-def _record(run, path) -> list[GpuEvent]:
+def _record(run, path, rank) -> list[GpuEvent]:
     """Runs `run` under PyTorch's profiler and returns every kernel and copy, in order of their start."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         run()
         torch.cuda.synchronize()
     profile.export_chrome_trace(str(path))
-    return gpu_events(json.loads(path.read_text()))
+    return gpu_events(json.loads(path.read_text()), rank)
 
 
-def gpu_events(trace: dict) -> list[GpuEvent]:
-    """Returns the kernels, copies and fills of a trace in Chrome's format, in order of their start."""
-    on_gpu = (e for e in trace["traceEvents"] if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"))
-    events = [
-        GpuEvent(e["args"]["device"], f"Stream #{e['args']['stream']}", e["name"], e["ts"], e["ts"] + e["dur"])
-        for e in on_gpu
-    ]
+def gpu_events(trace: dict, rank: int) -> list[GpuEvent]:
+    """Returns the kernels, copies and fills of a trace in Chrome's format, in order of their start.
+
+    Args:
+      trace: what `torch.profiler` exports for the process of one GPU.
+      rank: the GPU that an event is counted to where it names none.
+
+    Source: libkineto, `output_json.cpp` and `CuptiActivity.cpp`. Processes of the trace are GPUs and its threads are
+    streams; arguments differ by category. A copy between GPUs has "fromDevice", "inDevice" and "toDevice".
+    """
+    events = []
+    for event in trace["traceEvents"]:
+        if event.get("ph") != "X" or event.get("cat") not in _GPU_CATEGORIES:
+            continue
+        arguments = event.get("args", {})
+        device = arguments.get("device", arguments.get("inDevice", event.get("pid", rank)))
+        stream = arguments.get("stream", event.get("tid"))
+        end_us = event["ts"] + event.get("dur", 0)
+        events.append(GpuEvent(device, f"Stream #{stream}", event["name"], event["ts"], end_us))
     return sorted(events, key=lambda event: event.start_us)
