@@ -8,12 +8,12 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec as P
 
 from cmm.devices import is_simulated, random_operands
-from cmm.measure import ON_GPUS, blocked_time_us, recorded_call
+from cmm.measure import blocked_time_us, recorded_call
 from cmm.product import local_matmul
 from cmm.roofline import Machine, Problem
 from cmm.schedule import send_pairs
 
-_ROUNDS = 5
+_ROUNDS, _CALLS = 5, 16
 # Large enough that starting a kernel or a transfer takes little of the time.
 _GPU_WORK = Problem(1, m_shard=8192, k=8192, n_shard=8192)
 _SIMULATED_WORK = Problem(1, m_shard=256, k=256, n_shard=256)
@@ -65,4 +65,4 @@ def _time_us(function, operands) -> float:
     jax.block_until_ready(program(*operands[0]))
     if is_simulated(list(operands[0][0].devices())):
         return float(np.median([blocked_time_us(program, operands) for _ in range(_ROUNDS)]))
-    return float(np.median([recorded_call(program, operands, ON_GPUS.recorded_calls)[0] for _ in range(_ROUNDS)]))
+    return float(np.median([recorded_call(program, operands, _CALLS)[0] for _ in range(_ROUNDS)]))

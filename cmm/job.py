@@ -9,7 +9,17 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec as P
 
 from cmm.devices import is_simulated, random_operands
-from cmm.measure import ON_GPUS, ON_SIMULATED, Program, Protocol, blocked_time_us, recorded_call, spread, wall_time_us
+from cmm.measure import (
+    ON_GPUS,
+    ON_SIMULATED,
+    Program,
+    Protocol,
+    blocked_time_us,
+    recorded_chain,
+    spread,
+    wall_time_in_program_us,
+    wall_time_us,
+)
 from cmm.provenance import machine, versions
 from cmm.recording import GpuEvent
 from cmm.reference import Accuracy, accuracy
@@ -35,6 +45,7 @@ class _Candidate:
     call_us: list[float] = dataclasses.field(default_factory=list)
     kernel_us: list[float] = dataclasses.field(default_factory=list)
     wall_us: list[float] = dataclasses.field(default_factory=list)
+    wall_in_program_us: list[float] = dataclasses.field(default_factory=list)
     events: dict[int, list[GpuEvent]] = dataclasses.field(default_factory=dict)
 
 
@@ -99,7 +110,10 @@ def run_ladder(
         command=command,
         methods=tuple(results),
         gemm_only=roof.rung.name,
-        rounds={name: [Rounds(one.call_us, one.kernel_us, one.wall_us)] for name, one in candidates.items()},
+        rounds={
+            name: [Rounds(one.call_us, one.kernel_us, one.wall_us, one.wall_in_program_us)]
+            for name, one in candidates.items()
+        },
     )
     return run, {name: candidate.events for name, candidate in candidates.items() if candidate.events}
 
@@ -122,7 +136,7 @@ def _candidate(rung, names, problem, mesh, operands, gathered):
         candidate = _Candidate(rung, program, _worst_accuracy(program, mesh, operands))
         if not is_simulated(mesh.devices.flat):
             # What the profiler does not see cannot be timed. Better to know it now than after minutes.
-            recorded_call(program.start, program.operands, 1, program.wait)
+            recorded_chain(program, 1)
         return candidate
     except by_chance as error:
         raise _Skipped(f"{type(error).__name__}: {error}") from error
@@ -137,8 +151,11 @@ def _check_devices(rung, device):
 
 
 def _worst_accuracy(program, mesh, operands) -> Accuracy:
-    outputs = (program.to_jax(program.start(*own)) for own in program.operands)
-    checks = [accuracy(out, *pair, mesh, AXIS) for out, pair in zip(outputs, operands, strict=True)]
+    results = [program.start(*own) for own in program.operands]
+    if not is_simulated(mesh.devices.flat):  # There the chain is not timed.
+        results += program.start_chain(program.operands)
+        operands = [*operands, *operands]
+    checks = [accuracy(program.to_jax(out), *pair, mesh, AXIS) for out, pair in zip(results, operands, strict=True)]
     return Accuracy(
         max(check.error_over_bound for check in checks), max(check.relative_error for check in checks), checks[0].limit
     )
@@ -151,7 +168,8 @@ def _time_once(candidate, protocol, simulated):
         return
     chains = protocol.short_chain, protocol.long_chain
     candidate.wall_us.append(wall_time_us(program.start, program.operands, *chains, program.wait))
-    call = recorded_call(program.start, program.operands, protocol.recorded_calls, program.wait)
+    candidate.wall_in_program_us.append(wall_time_in_program_us(program, protocol.short_starts, protocol.long_starts))
+    call = recorded_chain(program, protocol.recorded_starts)
     candidate.call_us.append(call.time_us)
     candidate.kernel_us.append(call.kernel_us)
     candidate.events = call.events
@@ -175,6 +193,7 @@ def _result(candidate, roof, simulated):
         relative_error=candidate.accuracy.relative_error,
         call_time_us=None if simulated else spread(candidate.call_us),
         wall_time_us=spread(candidate.wall_us),
+        wall_time_in_program_us=spread(candidate.wall_in_program_us) if candidate.wall_in_program_us else None,
         ratio_to_gemm_only=spread(np.divide(times_us, roof_us)),
         kernel_time_us=spread(kernel_us) if kernel_us else None,
         kernel_ratio_to_gemm_only=(

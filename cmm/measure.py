@@ -18,31 +18,41 @@ class Protocol:
 
     Attributes:
       rounds: every method is timed once per round, so that drift hits all of them alike.
-      recorded_calls: length of the chain whose kernels are recorded.
-      short_chain: calls in the shorter chain on the host's clock.
+      operand_sets: number of distinct operand pairs, and of calls that are chained in one program (see `cmm.chain`).
+      recorded_starts: so often the chain is started while the GPUs are recorded.
+      short_chain: calls, one program each, in the shorter chain on the host's clock.
       long_chain: calls in the longer one. The time per call is the difference over the difference in calls.
-      operand_sets: number of distinct operand pairs that the calls of a chain take in turn.
+      short_starts: starts of the chained program in the shorter chain of starts.
+      long_starts: starts in the longer one.
     """
 
     rounds: int
-    recorded_calls: int
+    operand_sets: int
+    recorded_starts: int
     short_chain: int
     long_chain: int
-    operand_sets: int
+    short_starts: int
+    long_starts: int
 
     def in_words(self) -> str:
         """Returns a sentence for result files."""
         return (
-            f"{self.rounds} rounds, methods interleaved; call time: busy time of the slowest GPU, median over a chain "
-            f"of {self.recorded_calls} recorded calls; kernel time: its matmul kernels alone, likewise; wall time: "
-            f"chains of {self.short_chain} and {self.long_chain} calls, difference per call; {self.operand_sets} "
-            "distinct operand pairs; medians over rounds, one process"
+            f"{self.rounds} rounds, methods interleaved; {self.operand_sets} calls on distinct operand pairs chained "
+            f"in a program; call time: busy time of the slowest GPU, median over the calls of {self.recorded_starts} "
+            "recorded starts; kernel time: its matmul kernels alone, likewise; wall time in a program: "
+            f"{self.short_starts} and {self.long_starts} starts, difference per call; wall time alone: one call per "
+            f"program, {self.short_chain} and {self.long_chain} calls, difference per call; medians over rounds, "
+            "one process"
         )
 
 
-ON_GPUS = Protocol(rounds=20, recorded_calls=16, short_chain=20, long_chain=120, operand_sets=8)
+ON_GPUS = Protocol(
+    rounds=20, operand_sets=8, recorded_starts=2, short_chain=20, long_chain=120, short_starts=3, long_starts=15
+)
 # Simulated devices share the host's cores: chains would measure the scheduler, and their times mean nothing anyway.
-ON_SIMULATED = Protocol(rounds=5, recorded_calls=0, short_chain=1, long_chain=2, operand_sets=2)
+ON_SIMULATED = Protocol(
+    rounds=5, operand_sets=2, recorded_starts=0, short_chain=1, long_chain=2, short_starts=1, long_starts=2
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +62,8 @@ class Program:
     Attributes:
       start: `start(*pair)` starts one call and returns its result without waiting for it.
       operands: operand pairs in the form that `start` takes.
+      start_chain: `start_chain(operands)` starts one call after the other on all pairs, and returns the list of results
+        without waiting for it; by default with `start`.
       wait: waits for one result, or for a list of them.
       to_jax: turns a result into a `jax.Array`, for the check of its values.
       details: what else identifies the program, such as the configuration of a kernel or the version of a library.
@@ -62,6 +74,11 @@ class Program:
     wait: Callable = jax.block_until_ready
     to_jax: Callable = lambda result: result
     details: str = ""
+    start_chain: Callable | None = None
+
+    def __post_init__(self):
+        if self.start_chain is None:
+            object.__setattr__(self, "start_chain", lambda operands: [self.start(*pair) for pair in operands])
 
 
 class RecordedCall(NamedTuple):
@@ -92,7 +109,22 @@ def recorded_call(
     Raises:
       RuntimeError: the profiler recorded no GPU event.
     """
-    events = record(lambda: [start(*operands[i % len(operands)]) for i in range(calls)], wait)
+    return _recorded(lambda: [start(*operands[i % len(operands)]) for i in range(calls)], calls, wait)
+
+
+def recorded_chain(program: Program, starts: int) -> RecordedCall:
+    """Times one call of a chain of calls by what the GPUs recorded, as `recorded_call` does.
+
+    Args:
+      program: what is timed.
+      starts: how often its chain is started.
+    """
+    run = lambda: [program.start_chain(program.operands) for _ in range(starts)]
+    return _recorded(run, starts * len(program.operands), program.wait)
+
+
+def _recorded(run, calls, wait) -> RecordedCall:
+    events = record(run, wait)
     by_device: dict[int, list[GpuEvent]] = {}
     for event in events:
         by_device.setdefault(event.device, []).append(event)
@@ -113,6 +145,13 @@ def wall_time_us(
     """Returns the time of one call by the host's clock: the difference of two chains per additional call."""
     difference_us = _chain_us(start, operands, long_chain, wait) - _chain_us(start, operands, short_chain, wait)
     return difference_us / (long_chain - short_chain)
+
+
+def wall_time_in_program_us(program: Program, short_starts: int, long_starts: int) -> float:
+    """Returns the time of one call within a program of many, by the host's clock: the difference of two chains."""
+    arguments = (lambda operands: program.start_chain(operands)[-1], [(program.operands,)])
+    difference_us = wall_time_us(*arguments, short_starts, long_starts, program.wait)
+    return difference_us / len(program.operands)
 
 
 def blocked_time_us(start: Callable, operands: Sequence) -> float:

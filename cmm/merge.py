@@ -101,9 +101,9 @@ def _without_ratios(name, runs, rounds) -> MethodResult:
     partly = f"ran in {len(ran)} of {len(runs)} processes: {reasons}" if len(ran) < len(runs) else ""
     together = {
         kind: [time for of_process in rounds for time in getattr(of_process, kind)]
-        for kind in ("call_us", "kernel_us", "wall_us")
+        for kind in ("call_us", "kernel_us", "wall_us", "wall_in_program_us")
     }
-    call_us, kernel_us, wall_us = together.values()
+    call_us, kernel_us, wall_us, wall_in_program_us = together.values()
     return dataclasses.replace(
         ran[0],
         reason=partly,
@@ -113,6 +113,7 @@ def _without_ratios(name, runs, rounds) -> MethodResult:
         call_time_us=spread(call_us) if call_us else None,
         kernel_time_us=spread(kernel_us) if kernel_us and all(kernel_us) else None,
         wall_time_us=spread(wall_us),
+        wall_time_in_program_us=spread(wall_in_program_us) if wall_in_program_us else None,
         details="; ".join(dict.fromkeys(result.details for result in ran if result.details)),
     )
 

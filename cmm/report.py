@@ -22,7 +22,8 @@ HEADER = (
     "TFLOP/s per device",
     "% of peak",
     "x GEMM only",
-    "wall time, µs",
+    "wall in a program, µs",
+    "wall alone, µs",
 )
 
 
@@ -53,11 +54,22 @@ def _row(run, result):
     check = f"{result.error_over_bound:.2g}" + (" WRONG" if is_wrong(run, result) else "")
     wall = spread_text(result.wall_time_us)
     if run.simulated:
-        return (result.title, result.status, check, "", "", "", "", "", wall)
+        return (result.title, result.status, check, "", "", "", "", "", "", wall)
     call, kernel = spread_text(result.call_time_us), _kernel(result)
     rate = f"{tflops_per_device(run.problem, result.call_time_us.median):.0f}"
     ratio = spread_text(result.ratio_to_gemm_only, digits=2)
-    return (result.title, result.status, check, call, kernel, rate, _share_of_peak(run, result), ratio, wall)
+    return (
+        result.title,
+        result.status,
+        check,
+        call,
+        kernel,
+        rate,
+        _share_of_peak(run, result),
+        ratio,
+        _in_program(result),
+        wall,
+    )
 
 
 def has_times(result: MethodResult) -> bool:
@@ -72,6 +84,10 @@ def _share_of_peak(run, result) -> str:
 
 def _kernel(result) -> str:
     return f"{result.kernel_time_us.median:.0f}" if result.kernel_time_us else ""
+
+
+def _in_program(result) -> str:
+    return f"{result.wall_time_in_program_us.median:.0f}" if result.wall_time_in_program_us else ""
 
 
 def spread_text(spread: Spread, digits: int = 0) -> str:
@@ -96,45 +112,36 @@ def peers_note(run: Run) -> str:
 
 
 def markdown_ladder(runs: list[Run]) -> str:
-    """Returns one Markdown table of measured runs that differ in their number of GPUs, with the caption of each.
+    """Returns a Markdown table for each measured run, under its number of GPUs, and then how they were measured.
 
-    Args:
-      runs: runs with the same shapes per device and dtype. A method that one of them lacks is "not measured" there. The
-        column of kernel times is left out for a run that recorded none.
+    Columns of which a run recorded nothing are left out.
     """
-    header = [f"{run.problem.axis_size} GPUs: {column}" for run in runs for column in _markdown_columns(run)]
-    lines = [markdown_row(["method", *header]), markdown_row(["---"] + ["---:"] * len(header))]
-    for name, title in _titles(runs).items():
-        lines.append(markdown_row([title, *(cell for run in runs for cell in _markdown_cells(run, name))]))
+    tables = [f"**{run.problem.axis_size} GPUs**\n\n{_markdown_table(run)}" for run in runs]
     details = ["<details><summary>How and where measured</summary>", "", *map(_how_measured, runs), "", "</details>"]
-    return "\n".join([*lines, "", *details])
+    return "\n".join(["\n\n".join(tables), "", *details])
 
 
-def _titles(runs) -> dict[str, str]:
-    """Returns the title of every method by name, in the order of the run that has most of them."""
-    longest_first = sorted(runs, key=lambda run: -len(run.methods))
-    own = {result.name: result.title for run in longest_first for result in run.methods}
-    return own | {result.name: result.title for run in runs for result in run.peers}
+def _markdown_table(run) -> str:
+    rows = [_markdown_cells(run, result) for result in (*run.methods, *run.peers)]
+    columns = [name for name in rows[0] if any(row[name] for row in rows)]
+    lines = [markdown_row(columns), markdown_row(["---"] + ["---:"] * (len(columns) - 1))]
+    return "\n".join([*lines, *(markdown_row(row[name] for name in columns) for row in rows)])
 
 
-def _markdown_columns(run) -> list[str]:
-    has_kernel_times = any(result.kernel_time_us for result in run.methods)
-    return ["call, µs", *["kernel, µs"] * has_kernel_times, "% of peak", "× GEMM only", "wall, µs"]
-
-
-def _markdown_cells(run, name) -> list[str]:
-    columns = _markdown_columns(run)
-    result = next((result for result in (*run.methods, *run.peers) if result.name == name), None)
-    if result is None or not has_times(result):
-        return [result.status if result else "not measured"] + [""] * (len(columns) - 1)
-    cells = {
-        "call, µs": spread_text(result.call_time_us) + (" WRONG" if is_wrong(run, result) else ""),
-        "kernel, µs": _kernel(result),
-        "% of peak": _share_of_peak(run, result),
-        "× GEMM only": f"{result.ratio_to_gemm_only.median:.2f}",
-        "wall, µs": f"{result.wall_time_us.median:.0f}",
-    }
-    return [cells[column] for column in columns]
+def _markdown_cells(run, result) -> dict[str, str]:
+    """Returns the cells of one method by the titles of their columns."""
+    names = ("call, µs", "kernel, µs", "% of peak", "× GEMM only", "wall in a program, µs", "wall alone, µs")
+    if not has_times(result):
+        return {"method": result.title} | dict.fromkeys(names, "") | {names[0]: result.status}
+    values = (
+        spread_text(result.call_time_us) + (" WRONG" if is_wrong(run, result) else ""),
+        _kernel(result),
+        _share_of_peak(run, result),
+        f"{result.ratio_to_gemm_only.median:.2f}",
+        _in_program(result),
+        f"{result.wall_time_us.median:.0f}",
+    )
+    return {"method": result.title} | dict(zip(names, values))
 
 
 def _how_measured(run) -> str:

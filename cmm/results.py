@@ -34,12 +34,14 @@ class Rounds:
     Attributes:
       call_us: call times; empty without GPUs.
       kernel_us: kernel times, 0 where no matmul kernel was recognised; empty without GPUs.
-      wall_us: times by the host's clock.
+      wall_us: times by the host's clock, one call per program.
+      wall_in_program_us: times by the host's clock, many calls per program; empty without GPUs.
     """
 
     call_us: list[float] = dataclasses.field(default_factory=list)
     kernel_us: list[float] = dataclasses.field(default_factory=list)
     wall_us: list[float] = dataclasses.field(default_factory=list)
+    wall_in_program_us: list[float] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +57,8 @@ class MethodResult:
       error_over_bound: largest ratio of an element's error to its bound (see `cmm.reference`), at most 1 if right.
       relative_error: `|out - ref| / |ref|` in the Frobenius norm.
       call_time_us: time in which kernels or copies of one call run on a GPU, the slowest device's; `None` without GPUs.
-      wall_time_us: time of one call by the host's clock, differences of two chain lengths.
+      wall_time_us: time of one call by the host's clock where each call is a program of its own.
+      wall_time_in_program_us: the same where a program holds many calls, as a model does; `None` if not measured.
       ratio_to_gemm_only: call time over that of GEMM only in the same round (wall time where no GPU is).
       kernel_time_us: time of the matmul kernels of one call alone, the slowest device's; `None` if not recorded.
       kernel_ratio_to_gemm_only: kernel time over that of GEMM only in the same round; `None` if not recorded.
@@ -73,6 +76,7 @@ class MethodResult:
     ratio_to_gemm_only: Spread | None = None
     kernel_time_us: Spread | None = None
     kernel_ratio_to_gemm_only: Spread | None = None
+    wall_time_in_program_us: Spread | None = None
     details: str = ""
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 import jax
 from jax.sharding import Mesh, PartitionSpec as P
 
+from cmm.chain import chained
 from cmm.dispatch import METHODS
 from cmm.measure import Program
 from cmm.peers import jax_example, torch_matmul
@@ -53,16 +54,16 @@ def in_shard_map(function: Callable, *, gathered=False, check_vma=True, compiler
     """
 
     def build(problem, mesh, operands):
-        body = jax.shard_map(
-            lambda lhs, rhs: function(lhs, rhs, AXIS),
-            mesh=mesh,
-            in_specs=(P(None, None) if gathered else P(AXIS, None), P(None, AXIS)),
-            out_specs=P(None, AXIS),
-            check_vma=check_vma,
-        )
-        program = jax.jit(body, compiler_options=compiler_options)
+        def compiled(body, in_specs, out_specs):
+            body = jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma)
+            return jax.jit(body, compiler_options=compiler_options)
+
+        one = lambda lhs, rhs: function(lhs, rhs, AXIS)
+        pair = (P(None, None) if gathered else P(AXIS, None), P(None, AXIS))
+        program = compiled(one, pair, P(None, AXIS))
         program.lower(*operands[0])
-        return Program(program, operands)
+        chain = compiled(chained(one), ([pair] * len(operands),), [P(None, AXIS)] * len(operands))
+        return Program(program, operands, start_chain=chain)
 
     return build
 

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.gpu
 
 def test_ladder(gpus):
     problem = Problem(len(gpus), 256, 512, 512)
-    protocol = Protocol(rounds=2, recorded_calls=4, short_chain=2, long_chain=6, operand_sets=2)
+    protocol = Protocol(2, 2, recorded_starts=2, short_chain=2, long_chain=6, short_starts=1, long_starts=3)
     # Asked for by name, so that nothing that dies is skipped.
     run, events = job.run_ladder(problem, devices.ring_mesh(gpus), rungs.CHOICES, protocol=protocol)
     assert run.gemm_only in ("gemm_only", "gemm_only_torch")

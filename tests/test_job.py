@@ -14,7 +14,7 @@ from cmm.roofline import Problem
 from cmm.rungs import GEMM_ONLY, Rung, in_shard_map
 
 PROBLEM = Problem(2, 4, 8, 4)
-PROTOCOL = Protocol(rounds=3, recorded_calls=2, short_chain=1, long_chain=2, operand_sets=2)
+PROTOCOL = Protocol(3, 2, recorded_starts=2, short_chain=1, long_chain=2, short_starts=1, long_starts=2)
 
 
 def _gathered(lhs, rhs, _):
@@ -36,13 +36,13 @@ def _record(monkeypatch, times_us):
     """Lets simulated devices pass for GPUs that record call and kernel times: each rung's, round by round."""
     in_order = iter([time_us for of_round in zip(*times_us.values(), strict=True) for time_us in of_round])
 
-    def recorded_call(start, operands, calls, wait):
-        wait(start(*operands[0]))
-        # One call alone is recorded before the rounds, to see whether it can be.
-        return RecordedCall(*(next(in_order) if calls == PROTOCOL.recorded_calls else (1, 1)), {})
+    def recorded_chain(program, starts):
+        program.wait(program.start_chain(program.operands))
+        # One start is recorded before the rounds, to see whether it can be.
+        return RecordedCall(*(next(in_order) if starts == PROTOCOL.recorded_starts else (1, 1)), {})
 
     monkeypatch.setattr(job, "is_simulated", lambda devices: False)
-    monkeypatch.setattr(job, "recorded_call", recorded_call)
+    monkeypatch.setattr(job, "recorded_chain", recorded_chain)
 
 
 def _ladder(*more, **options):
@@ -118,15 +118,15 @@ def test_a_wrong_matmul_is_no_roof(monkeypatch):
 
 def test_a_peer_that_the_profiler_does_not_see_is_skipped(monkeypatch):
     _record(monkeypatch, {"gemm_only": [(20, 20)] * 3})
-    seen = job.recorded_call
+    seen = job.recorded_chain
     unseen = in_shard_map(_naive)
 
-    def recorded_call(start, operands, calls, wait):
-        if wait is not jax.block_until_ready:
+    def recorded_chain(program, starts):
+        if program.wait is not jax.block_until_ready:
             raise RuntimeError("The profiler recorded no GPU events.")
-        return seen(start, operands, calls, wait)
+        return seen(program, starts)
 
-    monkeypatch.setattr(job, "recorded_call", recorded_call)
+    monkeypatch.setattr(job, "recorded_chain", recorded_chain)
     odd = Rung("odd", "odd", lambda *args: dataclasses.replace(unseen(*args), wait=lambda results: None), peer=True)
     assert _ladder(odd).method("odd").reason == "RuntimeError: The profiler recorded no GPU events."
     with pytest.raises(RuntimeError, match="recorded no GPU events"):

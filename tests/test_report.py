@@ -63,7 +63,7 @@ def test_save_and_load_timelines(tmp_path):
 def test_ladder_rows():
     gemm_only, naive, ring = report.ladder_rows(_run())
     # 2 * 2 * 1024 * 4096 * 4096 FLOP in 144 us are 477 TFLOP/s, 48 % of 989.5.
-    assert naive[3:] == ("144 (143–146)", "", "477", "48 %", "1.59 (1.57–1.61)", "150 (147–158)")
+    assert naive[3:] == ("144 (143–146)", "", "477", "48 %", "1.59 (1.57–1.61)", "", "150 (147–158)")
     assert gemm_only[7] == "1.00"
     assert ring[1] == "skipped" and not any(ring[2:])
 
@@ -75,7 +75,7 @@ def test_unknown_gpu_has_no_share_of_peak():
 
 def test_simulated_runs_claim_no_rates():
     for row in report.ladder_rows(_run(simulated=True)):
-        assert not any(row[3:8])
+        assert not any(row[3:9])
 
 
 def test_wrong_results_are_marked():
@@ -94,6 +94,7 @@ def _with_kernels(run):
     kernel = dataclasses.replace(
         _measured("pallas", "one kernel", Spread(100, 99, 102), Spread(120, 118, 130), Spread(1.14, 1.13, 1.15)),
         kernel_time_us=Spread(92, 91, 93),
+        wall_time_in_program_us=Spread(103, 102, 104),
         details="tile_m=128",
     )
     return dataclasses.replace(run, methods=(gemm_only, torch, naive, ring, kernel), gemm_only="gemm_only_torch")
@@ -106,23 +107,25 @@ def test_kernel_times_are_in_the_rows():
 
 def test_markdown_of_runs_with_different_methods():
     new, old = _with_kernels(_run()), _run(problem=roofline.published_problem(4))
-    for runs in ([new, old], [old, new]):
-        table, details = report.markdown_ladder(runs).split("\n\n", 1)
+    text = report.markdown_ladder([new, old])
+    assert text.startswith("**2 GPUs**\n\n")
+    first, rest = text.removeprefix("**2 GPUs**\n\n").split("\n\n**4 GPUs**\n\n")
+    second, details = rest.split("\n\n", 1)
+    tables = []
+    for table in (first, second):
         header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines())
-        assert [row[0] for row in rows] == ["GEMM only", "GEMM only, PyTorch", "gather", "ring", "one kernel"]
         assert all(len(row) == len(header) for row in rows)
-        cells = {row[0]: dict(zip(header, row, strict=True)) for row in rows}
-        assert cells["one kernel"]["2 GPUs: call, µs"] == "100 (99–102)"
-        assert cells["one kernel"]["2 GPUs: kernel, µs"] == "92"
-        assert cells["one kernel"]["2 GPUs: × GEMM only"] == "1.14"
-        assert cells["one kernel"]["2 GPUs: wall, µs"] == "120"
-        assert cells["one kernel"]["4 GPUs: call, µs"] == "not measured"
-        assert not any(cells["one kernel"][column] for column in ("4 GPUs: % of peak", "4 GPUs: wall, µs"))
-        assert cells["ring"]["2 GPUs: call, µs"] == cells["ring"]["4 GPUs: call, µs"] == "skipped"
-        # Nobody recorded kernel times on four GPUs: no column of nothing.
-        assert "4 GPUs: kernel, µs" not in header
-        assert details.count("is the faster one here: GEMM only, PyTorch.") == 1
-        assert "one kernel: tile_m=128." in details
+        tables.append({row[0]: dict(zip(header, row, strict=True)) for row in rows})
+    assert list(tables[0]) == ["GEMM only", "GEMM only, PyTorch", "gather", "ring", "one kernel"]
+    kernel = tables[0]["one kernel"]
+    assert (kernel["call, µs"], kernel["kernel, µs"], kernel["× GEMM only"]) == ("100 (99–102)", "92", "1.14")
+    assert (kernel["wall in a program, µs"], kernel["wall alone, µs"]) == ("103", "120")
+    assert tables[0]["ring"]["call, µs"] == tables[1]["ring"]["call, µs"] == "skipped"
+    assert list(tables[1]) == ["GEMM only", "gather", "ring"]
+    # Nobody recorded kernel times on four GPUs: no column of nothing.
+    assert not {"kernel, µs", "wall in a program, µs"} & set(tables[1]["gather"])
+    assert details.count("is the faster one here: GEMM only, PyTorch.") == 1
+    assert "one kernel: tile_m=128." in details
 
 
 def test_wrong_results_are_marked_in_markdown():

@@ -107,7 +107,7 @@ def _measured_bar(run: Run, result: MethodResult, machine: roofline.Machine) -> 
     peak_tflops = roofline.peak_flops_per_s(machine, run.problem.dtype) / 1e12
     where = (_panel(run), run.problem.axis_size, result.name, result.title)
     times = (time.median, time.p10, time.p90)
-    shares = (share(result.wall_time_us), share(result.kernel_time_us), share(time))
+    shares = (share(result.wall_time_in_program_us or result.wall_time_us), share(result.kernel_time_us), share(time))
     return Bar(*where, *times, *shares, peak_tflops, "measured", run.caption())
 
 
