@@ -6,7 +6,7 @@ import sys
 
 from cmm.report import markdown_ladder, markdown_published, replace_between_markers
 from cmm.results import Run, load_all
-from cmm.suites_report import beyond_published, markdown_beyond
+from cmm.bench.suites_report import beyond_published, markdown_beyond
 
 # Between these markers stand runs of other shapes. A README without them has no such table.
 _BEYOND = "beyond the published shape"

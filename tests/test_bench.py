@@ -12,11 +12,12 @@ import time
 import numpy as np
 import pytest
 
-from cmm import bench, bench_child, results, rungs, suites_report
-from cmm.bench_child import Plan
-from cmm.bench_processes import Collected, Refused, collect
+from cmm import results, rungs
+from cmm.bench import __main__ as bench, child as bench_child, suites_report
+from cmm.bench.child import Plan
+from cmm.bench.merge import merge, ratio, with_peers
+from cmm.bench.processes import Collected, Refused, collect
 from cmm.measure import ON_GPUS
-from cmm.merge import merge, ratio, with_peers
 from cmm.peers.own_process import PeerResult
 from cmm.results import MethodResult, Rounds, Run, Spread
 from cmm.roofline import Problem
@@ -195,7 +196,7 @@ def test_ratios_of_call_times_to_nccl_and_cublas():
 
 CHILD = """
 import json, pathlib, runpy, shutil, sys, time
-say = runpy.run_path("ROOT/cmm/children.py")["say"]  # Without the package, which would import JAX.
+say = runpy.run_path("ROOT/cmm/bench/children.py")["say"]  # Without the package, which would import JAX.
 here = pathlib.Path(__file__).parent
 plan = json.loads(pathlib.Path(sys.argv[1]).read_text())
 process = int(pathlib.Path(plan["folder"]).name)
@@ -414,7 +415,7 @@ def test_the_recorded_command_repeats_the_run(arguments):
 
 
 def test_without_gpus_it_says_so_and_starts_no_backend_itself(tmp_path):
-    code = "import sys, jax; from cmm import bench; status = bench.main(['--out', sys.argv[1]])\n"
+    code = "import sys, jax; from cmm.bench import __main__ as bench; status = bench.main(['--out', sys.argv[1]])\n"
     code += "assert not jax._src.xla_bridge.backends_are_initialized(); sys.exit(status)"
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)],

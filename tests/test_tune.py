@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 
 import cmm
-from cmm import devices, search, suites, tune, tuning_record, winners
-from cmm.halving import successive_halving
+from cmm import devices, suites, winners
 from cmm.hopper import MatmulDimension, TuningConfig, tuned
 from cmm.hopper.candidates import candidates
 from cmm.peers import jax_example
 from cmm.recording import GpuEvent
 from cmm.roofline import Problem
-from cmm.tunable import TUNABLES, Tunable
+from cmm.tune import __main__ as tune, search, tuning_record
+from cmm.tune.halving import successive_halving
+from cmm.tune.tunable import TUNABLES, Tunable
 from cmm.winners import Winner, config_fields
 
 H200 = "NVIDIA H200"

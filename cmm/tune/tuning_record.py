@@ -5,7 +5,7 @@ import datetime
 
 from cmm.provenance import machine, versions
 from cmm.roofline import Problem
-from cmm.search import CHAINED_CALLS, FINAL_STARTS, SCREENING_STARTS, Search
+from cmm.tune.search import CHAINED_CALLS, FINAL_STARTS, SCREENING_STARTS, Search
 from cmm.winners import Winner, config_fields
 
 

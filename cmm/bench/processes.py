@@ -11,13 +11,13 @@ import pathlib
 from collections.abc import Callable, Sequence
 
 from cmm import results
-from cmm.bench_child import Plan
-from cmm.children import follow, python_module
+from cmm.bench.child import Plan
+from cmm.bench.children import follow, python_module
+from cmm.bench.suites_report import shape_text
 from cmm.results import Run
 from cmm.roofline import Problem
-from cmm.suites_report import shape_text
 
-CHILD = python_module("cmm.bench_child")
+CHILD = python_module("cmm.bench.child")
 
 
 class Refused(Exception):

@@ -12,11 +12,11 @@ from jax.sharding import Mesh, PartitionSpec as P
 
 from cmm.chain import chained
 from cmm.devices import random_operands
-from cmm.halving import Trial, successive_halving
 from cmm.recording import record
 from cmm.reference import Accuracy, accuracy
 from cmm.roofline import Problem
-from cmm.tunable import Tunable
+from cmm.tune.halving import Trial, successive_halving
+from cmm.tune.tunable import Tunable
 
 # Calls of a candidate are chained in one program, on so many operand pairs, and the program is started so often.
 CHAINED_CALLS = 6

@@ -6,8 +6,8 @@ the median of ratios within a round, with its 10th and 90th percentile. A differ
 
 from collections.abc import Sequence
 
+from cmm.bench.merge import ratio
 from cmm.dispatch import METHODS
-from cmm.merge import ratio
 from cmm.report import has_times, is_roof, is_wrong, markdown_row, spread_text
 from cmm.results import MethodResult, Run
 from cmm.roofline import Problem, published_problem

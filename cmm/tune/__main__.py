@@ -16,13 +16,14 @@ try:  # The package alone does not need it.
 except ModuleNotFoundError as error:
     sys.exit(f"python -m cmm.tune needs {error.name}: in the repository, pip install '.[cli]'")
 
-from cmm import devices, search, tuning_record, winners
+from cmm import devices, winners
 from cmm.cli import positive
 from cmm.hopper import tuned
 from cmm.measure import spread
 from cmm.roofline import Problem, tflops_per_device
 from cmm.suites import SUITES, suite
-from cmm.tunable import TUNABLES
+from cmm.tune import search, tuning_record
+from cmm.tune.tunable import TUNABLES
 from cmm.winners import config_fields
 
 _DESCRIPTION = """\

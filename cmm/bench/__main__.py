@@ -15,17 +15,17 @@ except ModuleNotFoundError as error:
     sys.exit(f"python -m cmm.bench needs {error.name}: in the repository, pip install '.[cli]'")
 
 from cmm import report, results
-from cmm.bench_child import Plan
-from cmm.bench_processes import Collected, Refused, collect
-from cmm.bench_tables import print_run, print_sweep
+from cmm.bench.child import Plan
+from cmm.bench.merge import merge, with_peers
+from cmm.bench.processes import Collected, Refused, collect
+from cmm.bench.suites_report import shape_text, sweeps
+from cmm.bench.tables import print_run, print_sweep
 from cmm.cli import positive
 from cmm.measure import ON_GPUS, ON_SIMULATED
-from cmm.merge import merge, with_peers
 from cmm.peers.own_process import PeerResult, run_peer
 from cmm.roofline import ITEMSIZE_BYTES
 from cmm.rungs import CHOICES
 from cmm.suites import SUITES
-from cmm.suites_report import shape_text, sweeps
 
 _DESCRIPTION = """\
 Measures every method on suites of problems, in several processes one after the other. In a process, methods are

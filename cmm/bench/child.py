@@ -1,7 +1,7 @@
-"""`python -m cmm.bench_child PLAN`: what does one process of a benchmark measure?
+"""`python -m cmm.bench.child PLAN`: what does one process of a benchmark measure?
 
 It measures one problem after the other, since starting takes longer than most of them, and writes the record of each,
-with raw rounds, as soon as it is there. `cmm.bench_processes` starts it and follows its events. After a problem that
+with raw rounds, as soon as it is there. `cmm.bench.processes` starts it and follows its events. After a problem that
 fails it ends: an error on a GPU may have spoiled all that comes after it in the same process.
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import jax
 
 from cmm import devices, results
-from cmm.children import say
+from cmm.bench.children import say
 from cmm.job import AXIS, run_ladder
 from cmm.measure import ON_GPUS, ON_SIMULATED
 from cmm.results import NOT_ASKED_FOR

@@ -8,8 +8,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from cmm import report
+from cmm.bench.suites_report import RATIO_HEADER, ratio_rows, shape_text, sweep_table
 from cmm.results import Run
-from cmm.suites_report import RATIO_HEADER, ratio_rows, shape_text, sweep_table
 
 
 def print_run(console: Console, run: Run) -> None:
@@ -39,7 +39,7 @@ def print_run(console: Console, run: Run) -> None:
 
 
 def print_sweep(console: Console, runs: Sequence[Run]) -> None:
-    """Prints the table of a sweep over rows (see `cmm.suites_report.sweeps`)."""
+    """Prints the table of a sweep over rows (see `cmm.bench.suites_report.sweeps`)."""
     console.print()
     p = runs[0].problem
     what = "time on this CPU, µs" if runs[0].simulated else "call / kernel time, µs"

@@ -1,0 +1,1 @@
+"""`python -m cmm.bench`: suites of problems, measured in several processes."""

@@ -1,0 +1,1 @@
+"""`python -m cmm.tune`: which configuration of a kernel is the fastest for a problem?"""
