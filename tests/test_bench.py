@@ -22,7 +22,7 @@ from cmm.peers.own_process import PeerResult
 from cmm.results import MethodResult, Rounds, Run, Spread
 from cmm.roofline import Problem
 
-ROOT = pathlib.Path(bench.__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[1]
 PROBLEM = Problem(2, 128, 256, 512, "float16")
 ONE = Spread(1.0, 1.0, 1.0)
 
