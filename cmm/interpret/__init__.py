@@ -17,10 +17,12 @@ What a quiet run does not promise:
 - It says nothing about other inputs, and about other orders only by more seeds.
 - Semaphores count in the order of arrival. A protocol that confuses two signals is
   seen only in runs where they arrive in the bad order; `Late` and seeds help.
-- Fences between threads and TMA are checked in shared memory, not in global memory.
+- Fences between threads and TMA are checked in shared memory; in global memory only
+  with `check_proxy_fences=True`.
 - It knows no layouts, no registers, no PTX; `lower_for_cuda` knows some of it.
 - Clusters with more than one CTA that share memory, Blackwell's instructions,
-  multicast and inline assembly are refused by name.
+  multicast, and inline assembly that does not say what it stands for
+  (`simulated_as`), are refused by name.
 """
 
 # Imported for their effect: each registers how it evaluates its primitives.
@@ -28,6 +30,7 @@ from cmm.interpret import communication, control, copies, operations, products  
 from cmm.interpret._jax_private import SUPPORTED_VERSIONS, UnsupportedJaxError
 from cmm.interpret.core_count import pretend_core_count
 from cmm.interpret.errors import BarrierError, DeadlockError, LaunchError, RaceError, SimulationError, Waiting
+from cmm.interpret.evaluate import simulated_as
 from cmm.interpret.lowering import lower_for_cuda
 from cmm.interpret.races import Race, Side
 from cmm.interpret.record import KINDS, Event, bytes_sent, from_rows, to_rows
@@ -54,6 +57,7 @@ __all__ = [
     "lower_for_cuda",
     "pretend_core_count",
     "simulate",
+    "simulated_as",
     "simulated_core_count",
     "to_rows",
 ]

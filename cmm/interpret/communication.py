@@ -23,6 +23,7 @@ def _signal(thread, array, views, amount, device_id, device_id_type, where):
     semaphore = memory.pick(array.peers[device], views)
     sched = machine.scheduler
     known = thread.clock.publish(thread.position)
+    known.fenced_global = None  # A proxy fence counts in its own CTA; whoever acquires this needs one of its own.
     is_remote = device != thread.device
     remote = races.Signal(known, thread.position, thread.identity, where) if is_remote else None
     semaphore.signal(int(amount), known, remote)

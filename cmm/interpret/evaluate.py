@@ -24,7 +24,7 @@ _NO_EFFECT = (
     "debug_callback",
 )
 
-# They have no visible effect, but what they do is not simulated.
+# They have no visible effect, but what they do is not simulated, unless they say what it is (`simulated_as`).
 _REFUSED = ("inline_mgpu_p", "inline_mgpu")
 
 
@@ -37,6 +37,27 @@ def handles(*names: str):
         return function
 
     return register
+
+
+def simulated_as(name: str):
+    """Says what a function for `plgpu.inline_mgpu` stands for; kernels with other such functions are refused.
+
+    Args:
+      name: something that the simulator can do: a name given to `handles`, such as "fence.proxy.async.global".
+
+    Returns:
+      A decorator, to stand below `plgpu.inline_mgpu`.
+    """
+
+    def mark(function):
+        function.simulated_as = name
+        return function
+
+    return mark
+
+
+def _name(eqn) -> str:
+    return getattr(eqn.params.get("mgpu_fn"), "simulated_as", eqn.primitive.name)
 
 
 def inner_jaxpr(eqn):
@@ -61,7 +82,7 @@ def check_supported(jaxpr, outer=None) -> None:
       NotImplementedError: names the operation and its source line.
     """
     for eqn in jaxpr.eqns:
-        name = eqn.primitive.name
+        name = _name(eqn)
         touches = any(jax_private.is_ref(v.aval) for v in eqn.invars if not jax_private.is_literal(v))
         known = name in HANDLERS or name in _NO_EFFECT
         if name in _REFUSED or not known and (touches or eqn.effects) and inner_jaxpr(eqn) is None:
@@ -111,7 +132,7 @@ class Operation:
     __slots__ = ("name", "params", "invars", "outvars", "where", "reads", "handler", "function")
 
     def __init__(self, eqn, outer: Where | None):
-        self.name = eqn.primitive.name
+        self.name = _name(eqn)
         self.params = eqn.params
         self.invars = eqn.invars
         self.outvars = eqn.outvars

@@ -45,6 +45,7 @@ class Machine:
 
     def _global_memory(self, inputs):
         per_device = []
+        check_loads = self.options.check_proxy_fences
         for device in range(self.num_devices):
             buffers = []
             for i, name in enumerate(self.plan.operand_names):
@@ -56,11 +57,11 @@ class Machine:
                     content = np.array(inputs[device][i])
                 else:
                     content = memory.uninitialized(*self.plan.operand_types[i])
-                buffer = memory.Buffer(f"{name} of device {device}", "gmem", device, content)
+                buffer = memory.Buffer(f"{name} of device {device}", "gmem", device, content, check_loads=check_loads)
                 # Whoever comes before the owner has started finds no buffer.
                 whole = tuple((0, n) for n in content.shape)
                 buffer.history.accesses.append(
-                    races.Access(
+                    races.Start(
                         True, 0, 0, self._starts[device], whole, (device, 0, "the start of the kernel"), "thread", None
                     )
                 )

@@ -22,15 +22,16 @@ class Buffer:
       device: the device that owns it.
       content: the array, of the logical shape.
       cta: the CTA that owns it, None for global memory.
+      check_loads: see `races.History`.
     """
 
-    def __init__(self, name, space, device, content, cta=None):
+    def __init__(self, name, space, device, content, cta=None, check_loads=False):
         self.name = name
         self.space = space
         self.device = device
         self.cta = cta
         self.content = content
-        self.history = races.History(name, proxies=space == "smem")
+        self.history = races.History(name, proxies=space == "smem", check_loads=check_loads)
         # The same buffer on every device, by device id; global memory only.
         self.peers: list[Buffer] | None = None
 

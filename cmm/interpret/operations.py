@@ -1,4 +1,4 @@
-"""Reads and writes by threads, and the fence before TMA or wgmma."""
+"""Reads and writes by threads, and the fences before TMA or wgmma."""
 
 from __future__ import annotations
 
@@ -57,4 +57,13 @@ def _commit_smem(thread, op, values):
     del op, values
     yield thread.busy()
     thread.clock.fence(thread.position)
+    return []
+
+
+@handles("fence.proxy.async.global")
+def _fence_global(thread, op, values):
+    del op, values
+    yield thread.busy()
+    if thread.machine.options.check_proxy_fences:
+        thread.clock.fence_global(thread.position)
     return []

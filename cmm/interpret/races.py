@@ -20,6 +20,8 @@ from cmm.interpret import clocks
 # A region is one (start, stop) pair per axis of the buffer.
 Region = tuple[tuple[int, int], ...]
 
+_UNFENCED = "the write was acquired in the generic proxy; a TMA load needs fence.proxy.async.global in between"
+
 
 @dataclasses.dataclass(frozen=True)
 class Side:
@@ -93,9 +95,32 @@ class Access:
         known = clock.fenced if fenced and self.write else clock.seen
         return bool(known[self.position] >= self.epoch)
 
+    def reaches(self, load: Access, clock: clocks.Clock) -> bool:
+        """Whether this write to global memory, ordered before a TMA load by `clock`, is visible to it.
+
+        It is if both use the same proxy in the same CTA, or if a proxy fence stands in between.
+        """
+        if self.operation is not None and self.who[:2] == load.who[:2]:
+            return True
+        if clock.fenced_global is None:
+            return False
+        seen, done = clock.fenced_global
+        if self.operation is not None:
+            return bool((done >> self.operation) & 1)
+        return bool(seen[self.position] >= self.epoch)
+
     def side(self, source_line) -> Side:
         device, cta, thread = self.who
         return Side(self.action, self.by, device, cta, thread, self.region, source_line(self.where))
+
+
+class Start(Access):
+    """What a buffer holds when its owner's kernel starts, which makes it visible to all proxies."""
+
+    __slots__ = ()
+
+    def reaches(self, load: Access, clock: clocks.Clock) -> bool:
+        return True
 
 
 class Signal(Access):
@@ -133,11 +158,14 @@ class History:
       name: how messages call the buffer.
       proxies: whether the buffer lies where the asynchronous proxy needs a fence
         to see what threads wrote (shared memory).
+      check_loads: whether a TMA load needs a proxy fence to see what was written before
+        it (global memory, if the simulation checks it).
     """
 
-    def __init__(self, name: str, proxies: bool):
+    def __init__(self, name: str, proxies: bool, check_loads: bool = False):
         self.name = name
         self._proxies = proxies
+        self._check_loads = check_loads
         self.accesses: list[Access] = []
         # Operations on earlier owners of the same shared memory that are not known
         # to be complete: they overlap this buffer whatever their region says.
@@ -155,8 +183,9 @@ class History:
                     new,
                 )
                 break
+        is_checked_load = self._check_loads and new.operation is not None and not new.write
         kept = []
-        found = None
+        found = unfenced = None
         for old in self.accesses:
             if not overlap(old.region, new.region):  # Most; what is below costs more.
                 kept.append(old)
@@ -165,12 +194,16 @@ class History:
             if not ordered and (old.write or new.write):
                 # One report per access and buffer is enough; prefer the latest.
                 found = old
+            elif is_checked_load and old.write and not old.reaches(new, clock):
+                unfenced = old
             # Whoever is ordered after `new` is ordered after `old`, so `new` can
             # stand for it. A read cannot stand for a write.
             if not (ordered and (new.write or not old.write) and covers(new.region, old.region)):
                 kept.append(old)
         if found is not None:
             report(self.name, self._reason(found, clock, fenced), found, new)
+        elif unfenced is not None:
+            report(self.name, _UNFENCED, unfenced, new)
         kept.append(new)
         self.accesses = kept
 
