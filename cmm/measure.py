@@ -11,6 +11,8 @@ import numpy as np
 from cmm.recording import GpuEvent, busy_us, matmul_us, record, split_calls
 from cmm.results import Spread
 
+_NEARLY_ALL = 0.99  # What a program does once, at its start, may be left out of the calls.
+
 
 @dataclasses.dataclass(frozen=True)
 class Protocol:
@@ -84,6 +86,9 @@ class Program:
 class RecordedCall(NamedTuple):
     """One call in a steady chain, by what the GPUs recorded. Times are the slowest GPU's medians over the chain.
 
+    They are means where calls differ in their kernels, so that nobody can tell which kernel belongs to which call: a
+    compiler may choose other kernels for the same product later in a program.
+
     Attributes:
       time_us: time in which any kernel or copy of the call runs.
       kernel_us: time of its matmul kernels alone (see `cmm.recording.matmul_us`); 0 if none was recognised.
@@ -131,12 +136,25 @@ def _recorded(run, calls, wait) -> RecordedCall:
     if not by_device:
         raise RuntimeError("The profiler recorded no GPU events. CUPTI allows one profiler at a time: is one attached?")
     split = {device: split_calls(of_device, calls) for device, of_device in by_device.items()}
-    busy = np.array([[busy_us(call) for call in device_calls] for device_calls in split.values()])  # [devices, calls]
-    kernel = np.array([[matmul_us(call) for call in device_calls] for device_calls in split.values()])
+    busy = np.array([_times_us(by_device[gpu], split[gpu], busy_us) for gpu in split])  # [devices, calls]
+    kernel = np.array([_times_us(by_device[gpu], split[gpu], matmul_us) for gpu in split])
     time_us = float(np.median(busy, axis=1).max())
     typical = int(np.argmin(abs(busy.max(axis=0) - time_us)))
-    typical_events = {device: device_calls[typical] for device, device_calls in split.items()}
+    typical_events = {device: _on_its_own(device_calls, typical) for device, device_calls in split.items()}
     return RecordedCall(time_us, float(np.median(kernel, axis=1).max()), typical_events)
+
+
+def _on_its_own(calls, index) -> list[GpuEvent]:
+    """Returns the events of a call without what its program did for it before the call before it multiplied."""
+    before = [event.start_us for event in calls[index - 1] if event.role == "matmul"] if index else []
+    return [event for event in calls[index] if event.end_us > min(before, default=float("-inf"))]
+
+
+def _times_us(events, calls, time_us) -> list[float]:
+    """Returns the time of each call on one GPU, or of all calls the mean, if they do not hold nearly all events."""
+    total_us = time_us(events)
+    of_calls = [time_us(call) for call in calls]
+    return of_calls if sum(of_calls) >= _NEARLY_ALL * total_us else [total_us / len(calls)] * len(calls)
 
 
 def wall_time_us(

@@ -4,9 +4,9 @@ import argparse
 import pathlib
 import sys
 
+from cmm.bench.suites_report import beyond_published, markdown_beyond
 from cmm.report import markdown_ladder, markdown_published, replace_between_markers
 from cmm.results import Run, load_all
-from cmm.bench.suites_report import beyond_published, markdown_beyond
 
 # Between these markers stand runs of other shapes. A README without them has no such table.
 _BEYOND = "beyond the published shape"

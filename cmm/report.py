@@ -55,6 +55,8 @@ def _row(run, result):
     wall = spread_text(result.wall_time_us)
     if run.simulated:
         return (result.title, result.status, check, "", "", "", "", "", "", wall)
+    if result.is_incomplete:
+        return (result.title, result.status, check, "incomplete", "", "", "", "", _in_program(result), wall)
     call, kernel = spread_text(result.call_time_us), _kernel(result)
     rate = f"{tflops_per_device(run.problem, result.call_time_us.median):.0f}"
     ratio = spread_text(result.ratio_to_gemm_only, digits=2)
@@ -133,6 +135,9 @@ def _markdown_cells(run, result) -> dict[str, str]:
     names = ("call, µs", "kernel, µs", "% of peak", "× GEMM only", "wall in a program, µs", "wall alone, µs")
     if not has_times(result):
         return {"method": result.title} | dict.fromkeys(names, "") | {names[0]: result.status}
+    if result.is_incomplete:
+        walls = (_in_program(result), f"{result.wall_time_us.median:.0f}")
+        return {"method": result.title} | dict(zip(names, ("incomplete", "", "", "", *walls)))
     values = (
         spread_text(result.call_time_us) + (" WRONG" if is_wrong(run, result) else ""),
         _kernel(result),

@@ -14,6 +14,8 @@ from cmm.roofline import Problem, published_problem
 from cmm.timeline import Span
 
 Status = Literal["measured", "simulated", "skipped", "failed"]
+# A method multiplies as much as GEMM only does. No matmul kernel is so much faster than cuBLAS.
+_LEAST_KERNEL_RATIO = 0.8
 # The reason of a method that was left out by choice, as `cmm.job` gives it.
 NOT_ASKED_FOR = "not asked for"
 
@@ -78,6 +80,15 @@ class MethodResult:
     kernel_ratio_to_gemm_only: Spread | None = None
     wall_time_in_program_us: Spread | None = None
     details: str = ""
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether the recording of the GPUs lacks kernels: it shows far less multiplying than there is to do.
+
+        Call and kernel times then say nothing. The host's clock is not concerned.
+        """
+        ratio = self.kernel_ratio_to_gemm_only
+        return ratio is not None and ratio.median < _LEAST_KERNEL_RATIO
 
 
 @dataclasses.dataclass(frozen=True)

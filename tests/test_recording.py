@@ -70,6 +70,24 @@ def test_kernel_time_is_that_of_the_matmul_kernels_alone(monkeypatch):
     assert recording.matmul_us([_event("ncclDevKernel_AllGather", 0, 5), _event("Memset 3", 5, 6)]) == 0
 
 
+def test_what_a_program_does_at_its_start_is_not_drawn_with_a_later_call(monkeypatch):
+    # A copy for each of three kernels, all at the start of the program.
+    copies = [_event("MemcpyH2D", i, i + 1, 0) for i in range(3)]
+    kernels = [_event("mosaic_gpu_kernel", 100 * i + 50, 100 * i + 140 + i, 0) for i in range(3)]
+    monkeypatch.setattr(measure, "record", lambda run, wait: [*copies, *kernels])
+    found = measure.recorded_call(None, [()], calls=3)
+    assert found.time_us == 91 + 1 and found.events == {0: [kernels[1]]}
+
+
+def test_calls_that_differ_in_their_kernels_are_counted_whole(monkeypatch):
+    # Two products in each of three calls, one of the six by another kernel: no name occurs a multiple of three times.
+    names = ["nvjet_a", "nvjet_a", "nvjet_a", "nvjet_b", "nvjet_a", "nvjet_a"]
+    events = [_event(name, 100 * i, 100 * i + 10 + i, 0) for i, name in enumerate(names)]
+    monkeypatch.setattr(measure, "record", lambda run, wait: events)
+    found = measure.recorded_call(None, [()], calls=3)
+    assert found.time_us == found.kernel_us == sum(range(10, 16)) / 3
+
+
 def test_a_program_brings_its_own_way_to_wait(monkeypatch):
     monkeypatch.setattr(measure, "record", lambda run, wait: wait(run()))
     waited = []

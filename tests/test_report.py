@@ -128,6 +128,14 @@ def test_markdown_of_runs_with_different_methods():
     assert "one kernel: tile_m=128." in details
 
 
+def test_an_incomplete_recording_shows_no_times_of_gpus():
+    half = dataclasses.replace(_run().methods[1], kernel_ratio_to_gemm_only=Spread(0.5, 0.5, 0.5))
+    run = _run(methods=(_run().methods[0], half))
+    assert report.ladder_rows(run)[1][3:] == ("incomplete", "", "", "", "", "", "150 (147–158)")
+    row = report.markdown_ladder([run]).splitlines()[5]
+    assert "incomplete" in row and "144" not in row and "150" in row
+
+
 def test_wrong_results_are_marked_in_markdown():
     wrong = dataclasses.replace(_run().methods[1], error_over_bound=2.0)
     assert "144 (143–146) WRONG" in report.markdown_ladder([_run(methods=(_run().methods[0], wrong))])

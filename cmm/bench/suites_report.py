@@ -107,7 +107,8 @@ def shape_text(problem: Problem) -> str:
 
 
 def _is_comparable(run, result) -> bool:
-    return result.call_time_us is not None and has_times(result) and not is_wrong(run, result)
+    measured = result.call_time_us is not None and has_times(result) and not result.is_incomplete
+    return measured and not is_wrong(run, result)
 
 
 def _ratio_text(spread) -> str:
