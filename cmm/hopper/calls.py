@@ -62,6 +62,21 @@ def call_kernel(launch: Callable, lhs, rhs, axis_name, plan: Plan, dtype):
     return _call(launch, axis_name, plan, dtype, lhs, rhs)
 
 
+def call_recorded(launch: Callable, lhs, rhs, axis_name, plan: Plan, dtype, recorder):
+    """Computes what `call_kernel` does on two devices or more, and records the call.
+
+    Args:
+      launch: as there; it takes a recorder as well (`cmm.hopper.marks`) and returns what it recorded, too.
+      lhs, rhs, axis_name, plan, dtype: as there.
+      recorder: the recorder.
+
+    Returns:
+      The result, which cannot be differentiated, and the record.
+    """
+    results = launch(axis_name, plan, dtype, forget_axes(lhs), forget_axes(rhs), recorder)
+    return tuple(_with_axes(result, lhs, rhs, axis_name) for result in results)
+
+
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2, 3))
 def _call(launch, axis_name, plan, dtype, lhs, rhs):
     # One call after another for a batch. JAX would give the kernel one more grid axis, and the calls of a batch would

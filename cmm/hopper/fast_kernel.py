@@ -43,7 +43,10 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from cmm.hopper import roles
 from cmm.hopper.calls import call_kernel, plan_ring
+from cmm.hopper.clocks import WARP
 from cmm.hopper.config import TuningConfig
+from cmm.hopper.fences import acquire_for_tma
+from cmm.hopper.marks import LOADER, MULTIPLIERS, NO_MARKS, NO_RECORDER, SENDER
 from cmm.hopper.matmul import launch_roles, persistent_kernel
 from cmm.hopper.plan import Plan
 from cmm.hopper.sends import SendPlan, plan_sends
@@ -77,22 +80,23 @@ def plan_fast(lhs, rhs, axis_name, *, config: TuningConfig | None = None, dtype=
     return plan, dtype
 
 
-def _launch(axis_name, plan, dtype, lhs, rhs):
+def _launch(axis_name, plan, dtype, lhs, rhs, recorder=NO_RECORDER):
     axis_size = lax.axis_size(axis_name)
-    body = functools.partial(_body, plan_sends(plan), axis_name, axis_size)
-    out, _ = persistent_kernel(
+    body = functools.partial(_body, plan_sends(plan), axis_name, axis_size, recorder)
+    out, _, *marks = persistent_kernel(
         plan,
         body,
         out_type=(
             jax.ShapeDtypeStruct((axis_size * plan.m, plan.n), dtype),
             jax.ShapeDtypeStruct((axis_size - 1, plan.m, plan.k), lhs.dtype),  # received shards, one slot per step
+            *recorder.out_type(),
         ),
     )(lhs, rhs)
-    return out
+    return (out, *marks) if marks else out
 
 
-def _body(sends: SendPlan, axis_name, axis_size, lhs_gmem, rhs_gmem, out_gmem, scratch_gmem):
-    plan = sends.plan
+def _body(sends: SendPlan, axis_name, axis_size, recorder, lhs_gmem, rhs_gmem, out_gmem, scratch_gmem, *marks_gmem):
+    plan, recorder = sends.plan, recorder.into(*marks_gmem)
     device = lax.axis_index(axis_name)
     send_dev_id = {axis_name: neighbour(device, axis_size)}
     chunks = (axis_size - 1) * plan.m_tiles * sends.chunks
@@ -100,8 +104,9 @@ def _body(sends: SendPlan, axis_name, axis_size, lhs_gmem, rhs_gmem, out_gmem, s
     peer_scratch = plgpu.remote_ref(scratch_gmem, send_dev_id)
     uses_per_step = plan.my_tiles() * plan.k_steps
 
-    def load(memory):
-        roles.load_tiles(plan, 0, lhs_gmem, rhs_gmem, **memory)
+    @recorder.role(LOADER, threads=WARP)
+    def load(marks, memory):
+        roles.load_tiles(plan, 0, lhs_gmem, rhs_gmem, marks=marks, **memory)
 
         @pl.loop(1, axis_size)
         def _step(step):
@@ -110,21 +115,24 @@ def _body(sends: SendPlan, axis_name, axis_size, lhs_gmem, rhs_gmem, out_gmem, s
                 def _():
                     chunk = received.at[sends.chunk(step - 1, m_tile, k_step)]
                     pl.semaphore_wait(chunk, value=sends.signals, decrement=False)
+                    acquire_for_tma()
 
             shard = scratch_gmem.at[step - 1]
-            roles.load_tiles(plan, step * uses_per_step, shard, rhs_gmem, await_chunk, **memory)
+            roles.load_tiles(plan, step * uses_per_step, shard, rhs_gmem, await_chunk, marks=marks, **memory)
 
-    def multiply(memory):
+    @recorder.role(MULTIPLIERS)
+    def multiply(marks, memory):
         @pl.loop(0, axis_size)
         def _step(step):
             rows = pl.ds(shard_at(device, step, axis_size) * plan.m, plan.m)
-            roles.multiply_tiles(plan, step * uses_per_step, out_gmem.at[rows], **memory)
+            roles.multiply_tiles(plan, step * uses_per_step, out_gmem.at[rows], marks=marks, **memory)
 
-    def send(memory):
+    @recorder.role(SENDER, threads=WARP)
+    def send(marks, memory):
         @pl.loop(0, axis_size * uses_per_step, init_carry=False)
         def _use(use, holds_previous):
             ring = (axis_size, uses_per_step, peer_scratch, received, send_dev_id)
-            return _send_use(sends, *ring, use, holds_previous, **memory)
+            return _send_use(sends, *ring, use, holds_previous, marks=marks, **memory)
 
     def load_and_send(memory):
         @plgpu.warp_map
@@ -145,6 +153,7 @@ def _send_use(
     use,
     holds_previous,
     *,
+    marks=NO_MARKS,
     a_smem,
     full,
     empty,
@@ -165,11 +174,13 @@ def _send_use(
         return step, m_tile, k_step, (step < axis_size - 1) & sends.is_mine(m_tile, n_tile, k_step)
 
     stage = lax.rem(use, stages)
-    plgpu.barrier_wait(full.at[stage])
+    with marks.span("full", use):
+        plgpu.barrier_wait(full.at[stage])
 
     @pl.when(holds_previous)
     def _let_go_of_the_previous_stage():
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        with marks.span("read", use, each=True):
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         plgpu.barrier_arrive(empty.at[lax.rem(use - 1, stages)])
 
     step, m_tile, k_step, is_mine = locate(use)
@@ -177,6 +188,7 @@ def _send_use(
     def start_store():
         slot = peer_scratch.at[step]
         plgpu.copy_smem_to_gmem(a_smem.at[stage], slot.at[*plan.a_slice(m_tile, k_step)])
+        marks.mark("issue", use, each=True)
 
     lax.cond(is_mine, start_store, lambda: plgpu.barrier_arrive(empty.at[stage]))
 
@@ -185,7 +197,9 @@ def _send_use(
 
     @pl.when((use >= sends.lag) & was_mine & sends.is_last_of_chunk(sent_k_step))
     def _announce():
-        plgpu.wait_smem_to_gmem(0)
+        with marks.span("complete", sent, each=True):
+            plgpu.wait_smem_to_gmem(0)
+        marks.mark("signal", sent, each=True)
         chunk = received.at[sends.chunk(sent_step, sent_row, sent_k_step)]
         pl.semaphore_signal(chunk, device_id=send_dev_id)
 

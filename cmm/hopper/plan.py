@@ -37,13 +37,10 @@ class Plan:
 
     def tile_at(self, index):
         """Returns row and column, in tiles, of this CTA's tile number `index`."""
-        return self.snake(lax.axis_index("cta") + index * self.num_ctas)
-
-    def snake(self, number):
-        """Returns row and column, in tiles, of tile `number` of the result."""
+        linear = lax.axis_index("cta") + index * self.num_ctas
         config = self.config
         shape = (self.m_tiles, self.n_tiles)
-        return plgpu.planar_snake(number, shape, config.grid_minor_dim, config.grid_tile_width)
+        return plgpu.planar_snake(linear, shape, config.grid_minor_dim, config.grid_tile_width)
 
     def a_slice(self, m_tile, k_step):
         """Returns the slices of A that a use needs."""

@@ -36,6 +36,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from cmm.hopper import roles
 from cmm.hopper.calls import call_kernel, plan_ring
 from cmm.hopper.config import TuningConfig
+from cmm.hopper.fences import acquire_for_tma
+from cmm.hopper.marks import LOADER, MULTIPLIERS, NO_RECORDER
 from cmm.hopper.matmul import launch_roles, persistent_kernel
 from cmm.hopper.plan import Plan
 from cmm.schedule import neighbour, shard_at
@@ -75,21 +77,23 @@ def all_gather_lhs_matmul(lhs, rhs, axis_name, *, config: TuningConfig | None = 
     return call_kernel(_launch, lhs, rhs, axis_name, plan, dtype)
 
 
-def _launch(axis_name, plan, dtype, lhs, rhs):
+def _launch(axis_name, plan, dtype, lhs, rhs, recorder=NO_RECORDER):
     axis_size = lax.axis_size(axis_name)
-    body = functools.partial(_body, plan, axis_name, axis_size)
-    out, _ = persistent_kernel(
+    body = functools.partial(_body, plan, axis_name, axis_size, recorder)
+    out, _, *marks = persistent_kernel(
         plan,
         body,
         out_type=(
             jax.ShapeDtypeStruct((axis_size * plan.m, plan.n), dtype),
             jax.ShapeDtypeStruct((axis_size - 1, plan.m, plan.k), lhs.dtype),  # received shards, one slot per step
+            *recorder.out_type(),
         ),
     )(lhs, rhs)
-    return out
+    return (out, *marks) if marks else out
 
 
-def _body(plan, axis_name, axis_size, lhs_gmem, rhs_gmem, out_gmem, scratch_gmem):
+def _body(plan, axis_name, axis_size, recorder, lhs_gmem, rhs_gmem, out_gmem, scratch_gmem, *marks_gmem):
+    recorder = recorder.into(*marks_gmem)
     device = lax.axis_index(axis_name)
     send_dev_id = {axis_name: neighbour(device, axis_size)}
     received = pl.get_global(plgpu.SemaphoreType.REGULAR((axis_size - 1,)))
@@ -98,21 +102,25 @@ def _body(plan, axis_name, axis_size, lhs_gmem, rhs_gmem, out_gmem, scratch_gmem
     def first_use(step):
         return step * plan.my_tiles() * plan.k_steps
 
-    def load(memory):
+    @recorder.role(LOADER)
+    def load(marks, memory):
         for step in range(axis_size):
             shard = lhs_gmem
             if step > 0:
-                pl.semaphore_wait(received.at[step - 1], value=plan.m_tiles, decrement=False)
+                with marks.span("ready", first_use(step)):
+                    pl.semaphore_wait(received.at[step - 1], value=plan.m_tiles, decrement=False)
+                    acquire_for_tma()
                 shard = scratch_gmem.at[step - 1]
-            roles.load_tiles(plan, first_use(step), shard, rhs_gmem, **memory)
+            roles.load_tiles(plan, first_use(step), shard, rhs_gmem, marks=marks, **memory)
 
-    def multiply(memory):
+    @recorder.role(MULTIPLIERS)
+    def multiply(marks, memory):
         for step in range(axis_size):
             send = None
             if step < axis_size - 1:
                 send = Send(plan, peer_scratch.at[step], received.at[step], send_dev_id)
             rows = pl.ds(shard_at(device, step, axis_size) * plan.m, plan.m)
-            roles.multiply_tiles(plan, first_use(step), out_gmem.at[rows], send, **memory)
+            roles.multiply_tiles(plan, first_use(step), out_gmem.at[rows], send, marks=marks, **memory)
 
     launch_roles(plan, lhs_gmem.dtype, out_gmem.dtype, load, multiply)
 

@@ -16,9 +16,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from cmm.hopper.config import MatmulDimension
+from cmm.hopper.marks import LOADER as LOADER, NO_MARKS
 from cmm.hopper.plan import Plan
 
-LOADER = 2  # The warpgroups 0 and 1 multiply.
 NUM_WARPGROUPS = 3
 
 
@@ -48,7 +48,7 @@ def _swizzled(shape, dtype):
     return plgpu.SMEM(shape, dtype, transforms=(tiling, plgpu.SwizzleTransform(swizzle)))
 
 
-def load_tiles(plan: Plan, first_use, a_gmem, b_gmem, ready=None, *, a_smem, b_smem, full, empty, **_):
+def load_tiles(plan: Plan, first_use, a_gmem, b_gmem, ready=None, marks=NO_MARKS, *, a_smem, b_smem, full, empty, **_):
     """The loader's part of one step: fills a stage for every use of this CTA, as soon as the stage is empty.
 
     Args:
@@ -57,6 +57,7 @@ def load_tiles(plan: Plan, first_use, a_gmem, b_gmem, ready=None, *, a_smem, b_s
       a_gmem: `[m, k]`, the shard of this step.
       b_gmem: `[k, n]`.
       ready: called with row and k-step of a tile of A before it is loaded; returns when it is there.
+      marks: what notes the times, if anything does (`cmm.hopper.marks`).
     """
     stages, k_steps = plan.config.max_concurrent_steps, plan.k_steps
 
@@ -69,18 +70,23 @@ def load_tiles(plan: Plan, first_use, a_gmem, b_gmem, ready=None, *, a_smem, b_s
             use = first_use + index * k_steps + k_step
             stage = lax.rem(use, stages)
 
-            @pl.when(use >= stages)
-            def _():
-                plgpu.barrier_wait(empty.at[stage])
+            with marks.span("empty", use):
+
+                @pl.when(use >= stages)
+                def _():
+                    plgpu.barrier_wait(empty.at[stage])
 
             a_part, b_part = plan.a_slice(m_tile, k_step), plan.b_slice(k_step, n_tile)
             plgpu.copy_gmem_to_smem(b_gmem.at[*b_part], b_smem.at[stage], full.at[stage])
             if ready is not None:
-                ready(m_tile, k_step)
+                with marks.span("ready", use):
+                    ready(m_tile, k_step)
             plgpu.copy_gmem_to_smem(a_gmem.at[*a_part], a_smem.at[stage], full.at[stage])
 
 
-def multiply_tiles(plan: Plan, first_use, out_gmem, send=None, *, a_smem, b_smem, out_smem, full, empty):
+def multiply_tiles(
+    plan: Plan, first_use, out_gmem, send=None, marks=NO_MARKS, *, a_smem, b_smem, out_smem, full, empty
+):
     """A multiplier's part of one step: multiplies every use of this CTA, and stores each finished tile.
 
     A stage is let go one use late: only then is its product known to be finished while the next one already runs.
@@ -92,6 +98,7 @@ def multiply_tiles(plan: Plan, first_use, out_gmem, send=None, *, a_smem, b_smem
       send: `None`, or what is done with tiles of A beside multiplying them (see `cmm.hopper.ring_kernel.Send`):
         `send.use` is called at each use, and by its return every earlier stage must be free of readers; `send.finish`
         after the last use of a tile, by whose return this stage must be, too; `send.announce` once the tile is stored.
+      marks: as for `load_tiles`.
     """
     config, k_steps = plan.config, plan.k_steps
     stages = config.max_concurrent_steps
@@ -109,11 +116,14 @@ def multiply_tiles(plan: Plan, first_use, out_gmem, send=None, *, a_smem, b_smem
         def products(acc_ref):
             @pl.loop(0, k_steps)
             def _product(k_step):
-                stage = lax.rem(first + k_step, stages)
-                plgpu.barrier_wait(full.at[stage])
+                use = first + k_step
+                stage = lax.rem(use, stages)
+                with marks.span("full", use):
+                    plgpu.barrier_wait(full.at[stage])
                 plgpu.wgmma(acc_ref, a_smem.at[stage, rows], b_smem.at[stage, :, columns])
                 if send is not None:
-                    send.use(a_smem.at[stage], m_tile, n_tile, k_step)
+                    with marks.span("send", use):
+                        send.use(a_smem.at[stage], m_tile, n_tile, k_step)
                 plgpu.wgmma_wait(1)  # All products but this one are finished ...
 
                 @pl.when(k_step > 0)
@@ -123,12 +133,16 @@ def multiply_tiles(plan: Plan, first_use, out_gmem, send=None, *, a_smem, b_smem
             return acc_ref[...]  # Waits for the last product.
 
         acc = pl.run_scoped(products, plgpu.ACC((config.tile_m, config.tile_n), jnp.float32))
+        marks.mark("done", first)
         if send is not None:
-            send.finish(n_tile)
+            with marks.span("read", first):
+                send.finish(n_tile)
         plgpu.barrier_arrive(empty.at[lax.rem(first + k_steps - 1, stages)])
-        _store_tile(plan, acc, out_gmem.at[*plan.out_slice(m_tile, n_tile)].at[rows, columns], out_smem.at[wg])
+        with marks.span("store", first):
+            _store_tile(plan, acc, out_gmem.at[*plan.out_slice(m_tile, n_tile)].at[rows, columns], out_smem.at[wg])
         if send is not None:
-            send.announce(n_tile)
+            with marks.span("complete", first):
+                send.announce(n_tile)
 
 
 def _store_tile(plan, acc, out_gmem, out_smem):

@@ -1,0 +1,4 @@
+"""What the roles of a ring kernel do when, recorded on the GPU, and `python -m cmm.trace`.
+
+The kernels make marks (`cmm.hopper.marks`) if they are given a recorder; here these become events on one axis of time.
+"""

@@ -1,0 +1,114 @@
+"""Which marks does a call of a ring kernel make, and what do they belong to?"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from cmm.hopper.config import MatmulDimension
+from cmm.hopper.marks import LOADER, MULTIPLIERS, NUMBERS, PER_CELL, SENDER, SPANS, Layout
+from cmm.hopper.sends import plan_sends
+from cmm.trace.times import Times
+
+
+@dataclasses.dataclass(frozen=True)
+class Cells:
+    """What belongs to each cell of each CTA; all arrays are `[CTA, cell]`.
+
+    Attributes:
+      exists: a CTA with few tiles has few cells.
+      step: of the ring.
+      index: number of the tile of the result among those of the CTA.
+      k_step: number of the cell's first product within its tile.
+      m_tile, n_tile: the tile of the result.
+    """
+
+    exists: np.ndarray
+    step: np.ndarray
+    index: np.ndarray
+    k_step: np.ndarray
+    m_tile: np.ndarray
+    n_tile: np.ndarray
+
+    @property
+    def opens_tile(self) -> np.ndarray:
+        """Whether a tile begins with this cell."""
+        return self.exists & (self.k_step == 0)
+
+
+def cells_of(layout: Layout) -> Cells:
+    """Returns what the cells of a kernel stand for."""
+    plan = layout.plan
+    cta = np.arange(plan.num_ctas)[:, None]
+    use = np.arange(layout.cells)[None, :] * layout.every
+    tiles = (plan.m_tiles * plan.n_tiles - cta + plan.num_ctas - 1) // plan.num_ctas
+    in_step = np.maximum(tiles * plan.k_steps, 1)
+    step, rest = use // in_step, use % in_step
+    index, k_step = rest // plan.k_steps, rest % plan.k_steps
+    shape = (plan.m_tiles, plan.n_tiles)
+    order = lambda n: plgpu.planar_snake(n, shape, plan.config.grid_minor_dim, plan.config.grid_tile_width)
+    places = np.stack(jax.vmap(order)(jnp.arange(plan.m_tiles * plan.n_tiles)))
+    linear = np.minimum(cta + index * plan.num_ctas, places.shape[1] - 1)
+    exists = use < layout.axis_size * tiles * plan.k_steps
+    return Cells(exists, step, index, k_step, *places[:, linear])
+
+
+def sends_of(layout: Layout, cells: Cells) -> np.ndarray:
+    """Returns which uses of each CTA send their tile of A, `[CTA, cell, use in the cell]`."""
+    sending = cells.exists & (cells.step < layout.axis_size - 1)
+    if layout.num_roles <= SENDER:
+        return np.repeat((sending & (cells.n_tile == 0))[..., None], layout.every, axis=-1)
+    config = layout.plan.config
+    # As `cmm.hopper.sends.SendPlan` shares the sends, in numpy.
+    backwards = (cells.m_tile // config.grid_tile_width) % 2 == 1
+    backwards &= config.grid_minor_dim == MatmulDimension.M
+    position = np.where(backwards, layout.plan.n_tiles - 1 - cells.n_tile, cells.n_tile)
+    return sending[..., None] & (_k_steps(layout, cells) % plan_sends(layout.plan).columns == position[..., None])
+
+
+def expected_marks(layout: Layout, cells: Cells) -> np.ndarray:
+    """Returns which marks a call makes that mean something, `[CTA, role, cell, mark]`.
+
+    In the readable kernel all multipliers note spans in which only those of column 0 have something to do.
+    """
+    expected = np.zeros((*cells.exists.shape, layout.num_roles, PER_CELL), bool)
+
+    def expect(role, name, where):
+        first = NUMBERS[name]
+        expected[..., role, first : first + (2 if name in SPANS else 1)] |= where[..., None]
+
+    mine = sends_of(layout, cells)
+    if layout.num_roles > SENDER:
+        sends = plan_sends(layout.plan)
+        begins_chunk = cells.k_step % sends.chunk_steps == 0
+        last = mine & (_k_steps(layout, cells) % sends.chunk_steps + sends.columns >= sends.chunk_steps)
+        sent_before = np.roll(mine.reshape(len(mine), -1), 1, axis=1).reshape(mine.shape)
+        expect(SENDER, "full", cells.exists)
+        expect(SENDER, "issue", mine.any(-1))
+        expect(SENDER, "read", sent_before.any(-1))
+        for name in ("complete", "signal"):
+            expect(SENDER, name, last.any(-1))
+    else:
+        begins_chunk = cells.opens_tile & (cells.index == 0)
+        expect(MULTIPLIERS, "send", mine.any(-1))
+        for name in ("read", "complete"):
+            expect(MULTIPLIERS, name, mine.any(-1) & cells.opens_tile)
+    expect(LOADER, "empty", cells.exists)
+    expect(LOADER, "ready", cells.exists & (cells.step > 0) & begins_chunk)
+    for role in (0, 1):
+        expect(role, "full", cells.exists)
+        for name in ("done", "store"):
+            expect(role, name, cells.opens_tile)
+    return np.moveaxis(expected, 2, 1)
+
+
+def _k_steps(layout, cells) -> np.ndarray:
+    return cells.k_step[..., None] + np.arange(layout.every)
+
+
+def meaningful(times: Times, layout: Layout) -> Times:
+    """Returns `times` without the marks that mean nothing (see `expected_marks`)."""
+    expected = expected_marks(layout, cells_of(layout))
+    return dataclasses.replace(times, marks=np.where(expected, times.marks, np.nan))
