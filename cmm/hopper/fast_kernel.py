@@ -12,7 +12,8 @@ loaded for the product. Read that one first. Three things are different:
 
 `cmm.hopper.sends` says who sends what. There is one semaphore for each chunk of each row of each step, `received`. Each
 CTA that has sent a part of a chunk signals the neighbour's once, when its part is complete in the neighbour's memory.
-The neighbour's loaders wait for all these signals before they load the first tile of the chunk.
+The neighbour's loaders wait for all these signals before they load the first tile of the chunk, and fence, so that TMA
+sees what they have been told of (`cmm.hopper.fences`).
 
 Why it is sound, for any number of devices, of tiles per CTA and of stages, and however late a CTA is:
 
