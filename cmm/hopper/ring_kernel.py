@@ -10,8 +10,8 @@ Why it is sound, for any number of devices, of tiles per CTA and of stages, and 
 
 1. *A shard is complete before it is read.* There is one semaphore for each step, `received[i]`. The CTA that has
    finished tile `(m, 0)` of step `i` waits until its stores have completed in the neighbour's memory, and then adds 1
-   to the neighbour's `received[i]`. The neighbour's loaders wait until it is `m_tiles`, and fence, so that TMA sees what
-   they have been told of (`cmm.hopper.fences`). Each of the `m_tiles` signals stands for one block of rows, and no
+   to the neighbour's `received[i]`. The neighbour's loaders wait until it is `m_tiles`, and fence, so that TMA sees
+   what they have been told of (`cmm.hopper.fences`). Each of the `m_tiles` signals stands for one block of rows, and no
    signal of another step counts there: a fast CTA cannot stand in for a slow one.
 2. *A slot is never overwritten while it is read.* Each step has a slot of its own, and each row of it is written once.
 3. *Shared memory is not reused while it is sent.* A stage goes back to the loader one use later, and by then the sender
