@@ -185,6 +185,7 @@ def _result(candidate, roof, simulated):
     times_us, roof_us = (c.wall_us if simulated else c.call_us for c in (candidate, roof))
     # Without a recording there are no kernel times; a kernel whose name says nothing has a time of 0.
     kernel_us, roof_kernel_us = (c.kernel_us if all(c.kernel_us) else [] for c in (candidate, roof))
+    ratios = np.divide(candidate.kernel_us, roof_kernel_us) if candidate.kernel_us and roof_kernel_us else []
     return MethodResult(
         name=candidate.rung.name,
         title=candidate.rung.title,
@@ -196,8 +197,6 @@ def _result(candidate, roof, simulated):
         wall_time_in_program_us=spread(candidate.wall_in_program_us) if candidate.wall_in_program_us else None,
         ratio_to_gemm_only=spread(np.divide(times_us, roof_us)),
         kernel_time_us=spread(kernel_us) if kernel_us else None,
-        kernel_ratio_to_gemm_only=(
-            spread(np.divide(kernel_us, roof_kernel_us)) if kernel_us and roof_kernel_us else None
-        ),
+        kernel_ratio_to_gemm_only=spread(ratios) if len(ratios) else None,  # 0: a recording without its kernels
         details=candidate.program.details,
     )

@@ -17,6 +17,7 @@ from cmm.ring import COPY_ENGINE_OPTIONS
 from cmm.roofline import Problem
 
 AXIS = "x"
+_H100_MULTIPROCESSORS = 132
 
 # Makes a program of a problem, a mesh and operand pairs; raises what says why it cannot.
 Build = Callable[[Problem, Mesh, Sequence], Program]
@@ -72,12 +73,32 @@ def _method(name, compiler_options=None) -> Build:
     return in_shard_map(lambda *shards: METHODS[name].function(*shards), compiler_options=compiler_options)
 
 
+def _kernel(name) -> Build:
+    """Like `_method`, with the configuration that a call takes by itself, so that a record can say it."""
+
+    def build(problem, mesh, operands):
+        from cmm import hopper  # Imports Pallas, which a machine without GPUs need not.
+
+        p, gpu = problem, mesh.devices.flat[0]
+        core_count = getattr(gpu, "core_count", _H100_MULTIPROCESSORS)  # Simulated devices have none.
+        sizes = (p.m_shard, p.n_shard, p.k, p.dtype)
+        config = hopper.chosen_config(name, p.axis_size, *sizes, gpu.device_kind, core_count)
+        function = functools.partial(hopper.KERNELS[name], config=config)
+        program = in_shard_map(function)(problem, mesh, operands)
+        return dataclasses.replace(program, details=_fields_text(config))
+
+    return build
+
+
+def _fields_text(config) -> str:
+    return ", ".join(f"{name}={getattr(value, 'name', value)}" for name, value in dataclasses.asdict(config).items())
+
+
 def _jax_example(problem, mesh, operands) -> Program:
     config = jax_example.best_config(problem)
     function = functools.partial(jax_example.all_gather_matmul, config=config)
-    fields = (f"{name}={value}" for name, value in dataclasses.asdict(config).items())
     program = in_shard_map(function, check_vma=False)(problem, mesh, operands)
-    return dataclasses.replace(program, details=", ".join(fields))
+    return dataclasses.replace(program, details=_fields_text(config))
 
 
 GEMM_ONLY = Rung(
@@ -87,7 +108,9 @@ GEMM_ONLY = Rung(
     gathered=True,
 )
 _METHODS = tuple(
-    Rung(method.name, method.title, _method(method.name), needs="Hopper GPUs" if method.needs_hopper else "")
+    Rung(method.name, method.title, _kernel(method.name), needs="Hopper GPUs")
+    if method.needs_hopper
+    else Rung(method.name, method.title, _method(method.name))
     for method in METHODS.values()
 )
 # In the order of the tables: the roof, what plain JAX reaches, and kernels.

@@ -107,8 +107,9 @@ def test_the_largest_error_counts_and_a_nan_is_not_lost():
 
 def test_kernels_that_were_not_recognised_have_no_kernel_time():
     merged = merge([_run({"gemm_only": ([10.0, 10.0], [9.0, 9.0]), "odd": ([20.0, 20.0], [0.0, 0.0])})], "")
-    assert merged.method("odd").kernel_time_us is merged.method("odd").kernel_ratio_to_gemm_only is None
-    assert ratio(merged, "odd", "gemm_only").median == 2 and ratio(merged, "odd", "gemm_only", "kernel_us") is None
+    odd = merged.method("odd")
+    assert odd.kernel_time_us is None and odd.kernel_ratio_to_gemm_only.median == 0 and odd.is_incomplete
+    assert ratio(merged, "odd", "gemm_only").median == 2 and ratio(merged, "odd", "gemm_only", "kernel_us").median == 0
     assert ratio(merged, "gemm_only", "unknown") is None
 
 

@@ -121,9 +121,11 @@ def test_result_dtype(make_case, kernel):
 
 
 @each_kernel
-def test_gradients_are_those_of_the_plain_method(make_case, kernel):
-    case = make_case(128, 128, 64, "float16", (2,))
-    weights = case.put(np.random.default_rng(1).normal(size=(256, 128)), "float32", case.columns)
+@pytest.mark.parametrize("axis_size", [1, 2])
+def test_gradients_are_those_of_the_plain_method(make_case, kernel, axis_size):
+    case = make_case(128, 128, 64, "float16", (axis_size,))
+    shape = (axis_size * 128, axis_size * 64)
+    weights = case.put(np.random.default_rng(1).normal(size=shape), "float32", case.columns)
 
     def gradients(function):
         run = case.program(function)

@@ -107,7 +107,7 @@ def test_ratios_are_per_round_and_to_the_faster_roof(monkeypatch):
     # 20 / 10, 30 / 30, 10 / 10, and 12 / 8, 48 / 24, 16 / 8.
     assert (method.ratio_to_gemm_only.median, method.kernel_ratio_to_gemm_only.median) == (1, 2)
     assert run.method("other").ratio_to_gemm_only.median == 1
-    assert (unknown.kernel_time_us, unknown.kernel_ratio_to_gemm_only) == (None, None)
+    assert unknown.kernel_time_us is None and unknown.kernel_ratio_to_gemm_only.median == 0 and unknown.is_incomplete
 
 
 def test_a_wrong_matmul_is_no_roof(monkeypatch):

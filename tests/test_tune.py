@@ -416,11 +416,11 @@ def test_options_that_do_not_go_together(capsys):
 
 @pytest.fixture
 def fake_gpus(monkeypatch, cache):
-    """Two devices that pass for GPUs, and a kernel in the place of "pallas" whose configurations take made-up times."""
+    """Two devices that pass for GPUs, and in the place of "pallas_fast" a kernel that takes made-up times."""
     configs = [Scale(1.25, 1.0), Scale(1.0, 3.0)]
     monkeypatch.setattr(tune, "_find_gpus", lambda count, kernel: jax.devices("cpu")[:2])
-    kernel = Tunable("pallas", _scaled, lambda problem, device: configs if problem.m_shard > 8 else [])
-    monkeypatch.setitem(TUNABLES, "pallas", kernel)
+    kernel = Tunable("pallas_fast", _scaled, lambda problem, device: configs if problem.m_shard > 8 else [])
+    monkeypatch.setitem(TUNABLES, "pallas_fast", kernel)
     monkeypatch.setattr(tune.search, "search", lambda problem, kernel, mesh, *rest: _search(configs)[2])
 
 
@@ -436,7 +436,7 @@ def test_winners_go_to_the_cache_or_to_a_table(fake_gpus, cache, capsys, tmp_pat
     cache.unlink()
     assert tune.main([*SMALL, *out, "--table", str(table)]) == 0
     assert [winner.problem for winner in winners.read(table)] == [kept.problem] and not cache.exists()
-    raw = json.loads((tmp_path / "tune_pallas_cpu_d2_m16_k16_n4_float16.json").read_text())
+    raw = json.loads((tmp_path / "tune_pallas_fast_cpu_d2_m16_k16_n4_float16.json").read_text())
     assert raw["problem"] == dataclasses.asdict(kept.problem) and len(raw["trials"]) == 2
 
 
@@ -449,7 +449,7 @@ def test_a_search_is_not_repeated(fake_gpus, cache, capsys, monkeypatch, tmp_pat
     monkeypatch.setattr(tune.search, "search", None)
     assert tune.main(arguments) == 0 and "done before" in _words(capsys)
     assert len(winners.read(cache)) == 1, "its winner is kept all the same"
-    (tmp_path / "tune_pallas_cpu_d2_m16_k16_n4_float16.json").write_text("[broken")
+    (tmp_path / "tune_pallas_fast_cpu_d2_m16_k16_n4_float16.json").write_text("[broken")
     with pytest.raises(TypeError):
         tune.main(arguments)
 

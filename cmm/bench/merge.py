@@ -68,8 +68,8 @@ def ratio(run: Run, name: str, other: str, kind: str = "call_us") -> Spread | No
     quotients: list[float] = []
     for own, its in zip(run.rounds.get(name, ()), run.rounds.get(other, ())):
         times_us, others_us = getattr(own, kind), getattr(its, kind)
-        # A kernel time of 0 says that no kernel was recognised.
-        if times_us and others_us and all(times_us) and all(others_us):
+        # A kernel time of 0 says that no kernel was recognised: the ratio is 0, and the recording incomplete.
+        if times_us and others_us and all(others_us):
             quotients.extend(np.divide(times_us, others_us))
     return spread(quotients) if quotients else None
 

@@ -36,13 +36,29 @@ def plan_ring(
     check_all_axes_manual(axis_name)
     (m_shard, k), n_shard = lhs.shape, rhs.shape[1]
     gpu = check_machine()
-    config = config or tuned_config(kernel, axis_size, m_shard, n_shard, k, lhs.dtype, gpu.kind)
-    config = config or default_config(m_shard, n_shard, k, lhs.dtype, gpu.core_count)
+    sizes = (m_shard, n_shard, k, lhs.dtype)
+    config = config or chosen_config(kernel, axis_size, *sizes, gpu.kind, gpu.core_count)
     config.check(m_shard, n_shard, k, lhs.dtype)
     plan = Plan(m_shard, n_shard, k, config, gpu.core_count)
     if axis_size > 1:
         check_peers()
     return plan, dtype
+
+
+def chosen_config(
+    kernel: str, axis_size: int, m_shard: int, n_shard: int, k: int, dtype, device_kind: str, core_count: int
+) -> TuningConfig:
+    """Returns the configuration of a call that brings none: the fastest that is known, or one that fits.
+
+    Args:
+      kernel, axis_size, m_shard, n_shard, k, dtype, device_kind: as for `cmm.hopper.tuned.tuned_config`.
+      core_count: number of multiprocessors of the GPU.
+
+    Raises:
+      ValueError: none fits.
+    """
+    found = tuned_config(kernel, axis_size, m_shard, n_shard, k, dtype, device_kind)
+    return found or default_config(m_shard, n_shard, k, dtype, core_count)
 
 
 def call_kernel(launch: Callable, lhs, rhs, axis_name, plan: Plan, dtype):
@@ -57,9 +73,12 @@ def call_kernel(launch: Callable, lhs, rhs, axis_name, plan: Plan, dtype):
     Returns:
       `[axis_size * m_shard, n_shard]`, with derivatives by `cmm.all_gather_matmul_naive`.
     """
-    if lax.axis_size(axis_name) == 1:
-        return _with_axes(matmul(lhs, rhs, config=plan.config, dtype=dtype), lhs, rhs, axis_name)
+    launch = _launch_local if lax.axis_size(axis_name) == 1 else launch
     return _call(launch, axis_name, plan, dtype, lhs, rhs)
+
+
+def _launch_local(axis_name, plan, dtype, lhs, rhs):
+    return matmul(lhs, rhs, config=plan.config, dtype=dtype)
 
 
 def call_recorded(launch: Callable, lhs, rhs, axis_name, plan: Plan, dtype, recorder):
@@ -89,7 +108,9 @@ def _call(launch, axis_name, plan, dtype, lhs, rhs):
 def _call_jvp(launch, axis_name, plan, dtype, primals, tangents):
     naive = functools.partial(all_gather_matmul_naive, axis_name=axis_name, dtype=dtype)
     (lhs, rhs), (d_lhs, d_rhs) = primals, tangents
-    return _call(launch, axis_name, plan, dtype, lhs, rhs), naive(d_lhs, rhs) + naive(lhs, d_rhs)
+    # The kernel needs all multiprocessors of all devices: the gather of lhs for the derivative comes after it.
+    out, lhs = lax.optimization_barrier((_call(launch, axis_name, plan, dtype, lhs, rhs), lhs))
+    return out, naive(d_lhs, rhs) + naive(lhs, d_rhs)
 
 
 def _with_axes(out, lhs, rhs, axis_name):

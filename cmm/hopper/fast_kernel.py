@@ -29,7 +29,8 @@ Why it is sound, for any number of devices, of tiles per CTA and of stages, and 
    its CTA to have loaded `lag` tiles more, which may be the first tiles of step `i + 1`. With two chunks or more, and a
    lag of at most one chunk, these lie in the first chunk of the CTA's first tile of the result. That one is complete as
    soon as other CTAs are through with the first chunk of their last tile, at most, and `lag` tiles more: still
-   step `i`. So every wait leads to an earlier one. With a single chunk the lag is 0.
+   step `i`. So every wait leads to an earlier one. With a single chunk the lag is 0. As in the readable kernel, all
+   CTAs are assumed to be resident at once.
 
 Semaphores are zero when the kernel starts, and waits leave their value (`decrement=False`): many CTAs wait for one.
 """

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 
 from cmm import winners
 from cmm.hopper.config import MatmulDimension, TuningConfig
+from cmm.hopper.plan import Plan
+from cmm.hopper.sends import plan_sends
 from cmm.roofline import ITEMSIZE_BYTES, Problem
 from cmm.winners import Winner
 
@@ -93,6 +95,7 @@ def _config(found, kernel, device_kind, problem) -> TuningConfig | None:
             raise TypeError("tiles and stages are whole numbers")
         config = TuningConfig(**fields)
         config.check(problem.m_shard, problem.n_shard, problem.k, problem.dtype)
+        plan_sends(Plan(problem.m_shard, problem.n_shard, problem.k, config, num_ctas=1))  # Chunks and lag fit, too.
     except (KeyError, TypeError, ValueError):
         return None  # Written for another version of the kernel: its time says nothing about this one.
     return config

@@ -31,7 +31,7 @@ _EPILOG = """\
 examples:
   python -m cmm.trace                                        1024 x 4096 x 4096 per GPU in float16, all GPUs
   python -m cmm.trace --kernel pallas_fast --perfetto out/trace.json    also for ui.perfetto.dev
-  python -m cmm.trace --simulate --devices 3 --m-shard 256 --k 256 --n-shard 128    the order of events, no times
+  python -m cmm.trace --simulate --devices 3                 the order of events, no times
 """
 _SIMULATED_CTAS = 2
 
@@ -42,7 +42,9 @@ def main(arguments=None) -> int:
     console = Console(width=None if sys.stdout.isatty() else 120)
     try:
         found = devices.find_devices(options.devices, simulate=options.simulate)
-        problem = Problem(len(found), options.m_shard, options.k, options.n_shard, options.dtype)
+        m_shard, k, n_shard = (256, 256, 128) if options.simulate else (1024, 4096, 4096)
+        shape = (options.m_shard or m_shard, options.k or k, options.n_shard or n_shard)
+        problem = Problem(len(found), *shape, options.dtype)
         mesh = devices.ring_mesh(found)
         options.out.mkdir(parents=True, exist_ok=True)
         with _place(options.simulate) as run:
@@ -73,9 +75,9 @@ def _parse(arguments):
     )
     parser.add_argument("--kernel", choices=KERNELS, default="pallas", help="default: pallas")
     parser.add_argument("--devices", type=positive, metavar="D", help="how many GPUs, at least 2 (default: all)")
-    parser.add_argument("--m-shard", type=positive, default=1024, help="rows of A per device (default: 1024)")
-    parser.add_argument("--k", type=positive, default=4096, help="contraction size (default: 4096)")
-    parser.add_argument("--n-shard", type=positive, default=4096, help="columns of B per device (default: 4096)")
+    parser.add_argument("--m-shard", type=positive, help="rows of A per device (default: 1024, simulated 256)")
+    parser.add_argument("--k", type=positive, help="contraction size (default: 4096, simulated 256)")
+    parser.add_argument("--n-shard", type=positive, help="columns of B per device (default: 4096, simulated 128)")
     parser.add_argument("--dtype", choices=("float16", "bfloat16"), default="float16", help="default: float16")
     parser.add_argument("--calls", type=positive, default=20, help="length of the chain (default: 20)")
     parser.add_argument(

@@ -79,7 +79,9 @@ def _parse(arguments):
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--kernel", choices=tuple(TUNABLES), default="pallas", help="default: pallas")
+    parser.add_argument(
+        "--kernel", choices=tuple(TUNABLES), default="pallas_fast", help='default: pallas_fast, which "auto" takes'
+    )
     parser.add_argument("--devices", type=positive, metavar="D", help="how many GPUs (default: all)")
     parser.add_argument("--m-shard", type=positive, help="rows of A per device (default: 1024)")
     parser.add_argument("--k", type=positive, help="contraction size (default: 4096)")
@@ -172,6 +174,10 @@ def _keep(console, kernel, table, winner) -> None:
         console.print("The winner is in the result file alone; --table FILE keeps it.", highlight=False)
     elif path := tuned.remember([winner]):
         console.print(f"kept in {path}", highlight=False)
+        p = winner.problem
+        used = tuned.tuned_config(winner.kernel, p.axis_size, p.m_shard, p.n_shard, p.k, p.dtype, winner.device_kind)
+        if used is not None and config_fields(used) != winner.config:
+            console.print("[yellow]The table that ships with the package has this problem, and calls go on with that.")
 
 
 def _print_outcome(console, what, problem, outcome):
