@@ -26,22 +26,18 @@ class Method:
     needs_hopper: bool = False
 
 
-def _pallas(lhs, rhs, axis_name, *, dtype=None, precision=None):
-    _refuse_precision(precision, "pallas")
-    return _hopper().all_gather_lhs_matmul(lhs, rhs, axis_name, dtype=dtype)
+def _kernel(name: str) -> Callable:
+    """Returns the kernel of this name as a function of a `Method`, which has an argument that kernels have not."""
 
+    def function(lhs, rhs, axis_name, *, dtype=None, precision=None):
+        if precision is not None:
+            raise ValueError(
+                f"method={name!r} takes no precision, got {precision!r}: products of float16 and bfloat16 are exact "
+                "and are added up in float32. Leave precision out, or use method='naive'."
+            )
+        return _hopper().KERNELS[name](lhs, rhs, axis_name, dtype=dtype)
 
-def _pallas_fast(lhs, rhs, axis_name, *, dtype=None, precision=None):
-    _refuse_precision(precision, "pallas_fast")
-    return _hopper().all_gather_lhs_matmul_fast(lhs, rhs, axis_name, dtype=dtype)
-
-
-def _refuse_precision(precision, name):
-    if precision is not None:
-        raise ValueError(
-            f"method={name!r} takes no precision, got {precision!r}: products of float16 and bfloat16 are exact "
-            "and are added up in float32. Leave precision out, or use method='naive'."
-        )
+    return function
 
 
 def _hopper():
@@ -57,8 +53,8 @@ METHODS = {
         Method("naive", "all-gather + matmul", all_gather_matmul_naive),
         Method("ring", "ring", all_gather_matmul_ring),
         Method("ring_bidirectional", "ring, both ways", all_gather_matmul_ring_bidirectional),
-        Method("pallas", "one kernel", _pallas, needs_hopper=True),
-        Method("pallas_fast", "one kernel, fast", _pallas_fast, needs_hopper=True),
+        Method("pallas", "one kernel", _kernel("pallas"), needs_hopper=True),
+        Method("pallas_fast", "one kernel, fast", _kernel("pallas_fast"), needs_hopper=True),
     )
 }
 

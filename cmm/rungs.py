@@ -17,7 +17,6 @@ from cmm.ring import COPY_ENGINE_OPTIONS
 from cmm.roofline import Problem
 
 AXIS = "x"
-_H100_MULTIPROCESSORS = 132
 
 # Makes a program of a problem, a mesh and operand pairs; raises what says why it cannot.
 Build = Callable[[Problem, Mesh, Sequence], Program]
@@ -80,7 +79,7 @@ def _kernel(name) -> Build:
         from cmm import hopper  # Imports Pallas, which a machine without GPUs need not.
 
         p, gpu = problem, mesh.devices.flat[0]
-        core_count = getattr(gpu, "core_count", _H100_MULTIPROCESSORS)  # Simulated devices have none.
+        core_count = getattr(gpu, "core_count", hopper.config.H100_MULTIPROCESSORS)  # Simulated devices have none.
         sizes = (p.m_shard, p.n_shard, p.k, p.dtype)
         config = hopper.chosen_config(name, p.axis_size, *sizes, gpu.device_kind, core_count)
         function = functools.partial(hopper.KERNELS[name], config=config)

@@ -3,8 +3,8 @@
 import functools
 import types
 
-import numpy as np
 import pytest
+from fault_verdict import verdict
 from jax import lax
 from jax.experimental import pallas as pl
 
@@ -66,16 +66,7 @@ FAULTS = {
 
 
 def _verdict(case, seed):
-    function = functools.partial(all_gather_lhs_matmul, config=CONFIG)
-    try:
-        with ci.simulate(core_count=2, seed=seed, deadlock_timeout_s=5) as sim:
-            out = sim.run(case.program(function), case.lhs, case.rhs)
-    except ci.RaceError:
-        return "race"
-    except ci.DeadlockError:
-        return "deadlock"
-    reference = case.lhs64 @ case.rhs64
-    return "quiet" if np.allclose(np.asarray(out, np.float64), reference, rtol=1e-2, atol=1e-1) else "value"
+    return verdict(all_gather_lhs_matmul, case, seed, 2, CONFIG)
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -137,12 +137,12 @@ _DEFAULTS = (
     TuningConfig(tile_n=64, max_concurrent_steps=7),
     TuningConfig(tile_n=64, max_concurrent_steps=7, wg_dimension=MatmulDimension.N),
 )
-_H100_MULTIPROCESSORS = 132
+H100_MULTIPROCESSORS = 132
 # So many elements of the result a multiprocessor computes in the time that one row or column of a tile takes to load.
 _LOAD_COST = 32
 
 
-def default_config(m: int, n: int, k: int, dtype, num_ctas: int = _H100_MULTIPROCESSORS) -> TuningConfig:
+def default_config(m: int, n: int, k: int, dtype, num_ctas: int = H100_MULTIPROCESSORS) -> TuningConfig:
     """Returns the configuration that should be fastest for a local matmul `[m, k] @ [k, n]` where nobody has searched.
 
     Args:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 from cmm import interpret
-from cmm.hopper import fast_kernel, ring_kernel
+from cmm.hopper import KERNELS, fast_kernel, ring_kernel
 from cmm.hopper.calls import call_recorded, plan_ring
 from cmm.hopper.config import TuningConfig
 from cmm.hopper.fast_kernel import plan_fast
@@ -15,7 +15,6 @@ from cmm.hopper.marks import Delay, Layout, Recorder
 from cmm.hopper.sends import plan_sends
 from cmm.roofline import Problem
 
-KERNELS = ("pallas", "pallas_fast")
 _CELLS_PER_TILE = (4, 3, 2)  # By preference, as far as they divide the products of a tile.
 
 
