@@ -26,6 +26,7 @@ from cmm import devices, interpret, reference
 from cmm.hopper import default_config, fast_kernel, roles
 from cmm.hopper.axes import forget_axes
 from cmm.hopper.plan import Plan
+from cmm.hopper.rounds import Rounds, StepPlan
 
 ANY = -1
 SENDER = roles.LOADER + 1  # The fast kernel's; in the readable one a multiplier sends.
@@ -46,7 +47,7 @@ class Late:
       role: number of a multiplier, `roles.LOADER`, `SENDER`, or `ANY` for all of them.
       step: of the ring.
       use: loader and sender sleep before this use of a stage, counted from the start of the step. Multipliers always
-        sleep at the start.
+        sleep at the start. Nobody sleeps in a step of which his CTA has no tile.
       naps: how many; nobody is late with 0.
       before_the_kernel: the whole device is late: its naps end before its kernel starts. On GPUs JAX starts a kernel
         that talks only when all devices have come to it, so the others then wait before their kernels, not in them.
@@ -68,18 +69,28 @@ class Late:
 
 def draw_late(rng, num_devices, axis_size, plan, has_sender=False) -> Late:
     """Returns somebody who is late: a role of one CTA or of each, all roles, or now and then the device itself."""
-    last = min(plan.m_tiles * plan.n_tiles, plan.num_ctas) - 1
+    spans = has_sender and Rounds(plan, axis_size).span_steps
+    last = min(plan.m_tiles * plan.n_tiles * (axis_size if spans else 1), plan.num_ctas) - 1
     cta = int(rng.choice([0, min(1, last), min(plan.m_tiles - 1, last), last, ANY]))
-    tiles = (plan.m_tiles * plan.n_tiles - (last if cta == ANY else cta) + plan.num_ctas - 1) // plan.num_ctas
+    tiles = _tiles_by_step(last if cta == ANY else cta, axis_size, plan, spans)
+    step = int(rng.choice(np.flatnonzero(tiles)))
+    tiles = tiles[step]
     late = Late(
         device=int(rng.integers(num_devices)),
         cta=cta,
         role=int(rng.choice([0, 1, roles.LOADER, *[SENDER] * has_sender, ANY])),
-        step=int(rng.integers(axis_size)),
+        step=step,
         use=int(rng.choice([0, rng.integers(tiles * plan.k_steps)])),
         naps=int(rng.choice([1, 5, 30, 100])),
     )
     return dataclasses.replace(late, before_the_kernel=bool(rng.random() < 0.15))
+
+
+def _tiles_by_step(cta, axis_size, plan, spans):
+    """Returns how many tiles of each step a CTA computes."""
+    tiles = plan.m_tiles * plan.n_tiles
+    first = np.arange(axis_size)[:, None] * tiles * spans
+    return ((first + np.arange(tiles)) % plan.num_ctas == cta).sum(axis=1)
 
 
 def late_shard(function, axes):
@@ -156,9 +167,15 @@ def _sleeping_roles(late_gmem, in_warps):
     naps_of = {role: jnp.where((who == ANY) | (who == role), naps, 0) for role in (0, 1, roles.LOADER, SENDER)}
     load_tiles, multiply_tiles, send_use = roles.load_tiles, roles.multiply_tiles, fast_kernel._send_use
 
+    def is_at(plan, first_use):
+        """Whether this is the step; `first_use` would not tell where steps share rounds."""
+        if isinstance(plan, StepPlan):
+            return plan.step == step
+        return first_use == step * (plan.my_tiles() * plan.k_steps)
+
     def late_load(plan, first_use, a_gmem, b_gmem, ready=None, **memory):
         tiles = _TilesByIndex(plan)
-        is_step = first_use == step * (plan.my_tiles() * plan.k_steps)
+        is_step = is_at(plan, first_use)
 
         def late_ready(m_tile, k_step):
             is_use = tiles.index * plan.k_steps + k_step == at_use
@@ -169,14 +186,14 @@ def _sleeping_roles(late_gmem, in_warps):
         load_tiles(tiles, first_use, a_gmem, b_gmem, late_ready, **memory)
 
     def late_multiply(plan, first_use, *args, **kwargs):
-        is_step = first_use == step * (plan.my_tiles() * plan.k_steps)
         mine = jnp.where(lax.axis_index("wg") == 0, naps_of[0], naps_of[1])
-        _sleep(jnp.where(is_step, mine, 0))
+        _sleep(jnp.where(is_at(plan, first_use) & (plan.my_tiles() > 0), mine, 0))
         multiply_tiles(plan, first_use, *args, **kwargs)
 
-    def late_send(sends, axis_size, uses_per_step, peer_scratch, received, send_dev_id, use, *args, **memory):
-        _sleep(jnp.where(use == step * uses_per_step + at_use, naps_of[SENDER], 0), in_warp=True)
-        return send_use(sends, axis_size, uses_per_step, peer_scratch, received, send_dev_id, use, *args, **memory)
+    def late_send(sends, rounds, peer_scratch, received, send_dev_id, use, *args, **memory):
+        is_use = (use == rounds.first_use(step) + at_use) & (use < rounds.first_use(step + 1))
+        _sleep(jnp.where(is_use, naps_of[SENDER], 0), in_warp=True)
+        return send_use(sends, rounds, peer_scratch, received, send_dev_id, use, *args, **memory)
 
     with (
         mock.patch.multiple(roles, load_tiles=late_load, multiply_tiles=late_multiply),
@@ -226,7 +243,8 @@ class Calls:
         self.mesh, self.problem, self.axis, self.has_sender = mesh, problem, axis, has_sender
         self.axes = mesh.axis_names
         m, n, k = problem.m_shard, problem.n_shard, problem.k
-        self.plan = Plan(m, n, k, config or default_config(m, n, k, problem.dtype, num_ctas), num_ctas)
+        steps = problem.axis_size if has_sender else 1
+        self.plan = Plan(m, n, k, config or default_config(m, n, k, problem.dtype, num_ctas, steps), num_ctas)
         rows, columns = P(self.axes, None), P(None, self.axes)
         self._run = run or (lambda program, *operands: program(*operands))
         self._late = self._program(late_shard(function, self.axes), (rows, columns, P()), columns)

@@ -121,7 +121,7 @@ def test_result_dtype(make_case, kernel):
 
 
 @each_kernel
-@pytest.mark.parametrize("axis_size", [1, 2])
+@pytest.mark.parametrize("axis_size", [1, 2, 3])
 def test_gradients_are_those_of_the_plain_method(make_case, kernel, axis_size):
     case = make_case(128, 128, 64, "float16", (axis_size,))
     shape = (axis_size * 128, axis_size * 64)
@@ -136,6 +136,42 @@ def test_gradients_are_those_of_the_plain_method(make_case, kernel, axis_size):
     for mine, plain in zip(ours, gradients(cmm.all_gather_matmul_naive)(case.lhs, case.rhs), strict=True):
         difference = np.asarray(mine, np.float32) - np.asarray(plain, np.float32)
         assert np.linalg.norm(difference) < 2e-3 * np.linalg.norm(np.asarray(plain, np.float32))
+
+
+@each_kernel
+def test_forward_and_second_derivatives(make_case, kernel):
+    case = make_case(128, 64, 64, "float16", (2,))
+    operands = (case.lhs, case.rhs)
+
+    def derivatives(function):
+        run = case.program(function)
+        loss = lambda *pair: jnp.sum(run(*pair).astype(jnp.float32) ** 2) / 1e4
+        along = lambda *pair: jax.jvp(loss, pair, operands)[1]
+        return jax.jit(lambda *pair: (along(*pair), *jax.grad(along, (0, 1))(*pair)))
+
+    with ci.simulate() as sim:
+        ours = sim.run(derivatives(functools.partial(kernel, config=SMALL)), *operands)
+    for mine, plain in zip(ours, derivatives(cmm.all_gather_matmul_naive)(*operands), strict=True):
+        np.testing.assert_allclose(np.float32(mine), np.float32(plain), rtol=2e-2, atol=2e-2)
+
+
+@each_kernel
+def test_nothing_is_gathered_for_derivatives(kernel):
+    def lower(*wrt):
+        loss = lambda lhs, rhs: jnp.sum(kernel(lhs, rhs, "x").astype(jnp.float32) ** 2)
+        return ci.lower_for_cuda(
+            jax.grad(loss, wrt),
+            jax.ShapeDtypeStruct((2048, 4096), jnp.float16),
+            jax.ShapeDtypeStruct((4096, 8192), jnp.float16),
+            mesh_axes={"x": 2},
+            in_specs=(P("x", None), P(None, "x")),
+            out_specs=tuple((P("x", None), P(None, "x"))[index] for index in wrt),
+        )
+
+    assert "all_gather" not in lower(1)
+    both = lower(0, 1)
+    assert "all_gather" not in both and both.count("stablehlo.reduce_scatter") == 1
+    assert both.count("mosaic_gpu_v2") == 1
 
 
 LOWERED = {"default": TuningConfig(), "side by side": TuningConfig(128, 128, wg_dimension=MatmulDimension.N)}

@@ -62,6 +62,7 @@ def test_default_configuration_gets_smaller_with_the_shape():
     assert default_config(512, 4096, 4096, "float16", num_ctas=64).cta_tile_n == 256
     assert default_config(1024, 192, 4096, "float16").cta_tile_n == 64
     assert default_config(64, 128, 64, "float16").cta_tile_m == 64
+    assert default_config(64, 132 * 256, 4096, "float16").cta_tile_n == 256
     with pytest.raises(ValueError, match="m=100"):
         default_config(100, 128, 64, "float16")
 

@@ -107,6 +107,30 @@ def test_the_one_who_is_named_sleeps_before_the_use(kernel, late, who):
         assert before.count(kind) == each * (late.step * 4 + late.use) + (role == roles.LOADER)
 
 
+@pytest.mark.parametrize("role", [0, roles.LOADER, SENDER, ANY])
+@pytest.mark.parametrize("cta, has_tile", [(0, False), (2, True), (ANY, True)])
+def test_the_one_who_is_named_sleeps_where_rounds_span_steps(role, cta, has_tile):
+    # 1 tile in each of 3 steps, on 4 CTAs: CTA 0 has that of step 0, CTA 2 that of step 2, CTA 3 nothing.
+    mesh = jax.make_mesh((3,), ("x",), devices=devices.simulated_devices(3))
+    function = functools.partial(all_gather_lhs_matmul_fast, axis_name="x", config=SMALL)
+    late = Late(device=1, cta=cta, role=role, step=2, use=0, naps=2)
+    with ci.simulate(core_count=4) as sim:
+        options = {"num_ctas": 4, "config": SMALL, "has_sender": True, "run": sim.run}
+        calls = Calls(function, mesh, Problem(3, 128, 128, 64, "float16"), **options)
+        calls.call(calls.operands(0), late)
+    naps = {(event.device, event.cta, _role(event)) for event in sim.events if event.kind == "delay"}
+    each = (0, 1, roles.LOADER, SENDER) if role == ANY else (role,)
+    assert naps == ({(1, 2, one) for one in each} if has_tile else set())
+
+
+def test_ring_whose_rounds_span_steps_with_somebody_late():
+    mesh = jax.make_mesh((3,), ("x",), devices=devices.simulated_devices(3))
+    function = functools.partial(all_gather_lhs_matmul_fast, axis_name="x", config=SMALL)
+    with ci.simulate(core_count=4, seed=0) as sim:
+        options = {"num_ctas": 4, "config": SMALL, "has_sender": True, "as_it_is": False, "run": sim.run}
+        Calls(function, mesh, Problem(3, 256, 128, 64, "float16"), **options).check(4)
+
+
 def _role(event):
     """Returns the role of the thread of an event: the fast kernel's sender is warp 1 of the loader's warpgroup."""
     return SENDER if event.warp == 1 else event.thread
@@ -129,11 +153,14 @@ def test_every_case_is_drawn(has_sender):
     assert set(uses) == set(range(64)) and 400 < uses.count(0) < 600
 
 
-def test_uses_are_drawn_from_those_of_the_cta():
-    plan = Plan(256, 128, 128, SMALL, 3)  # 4 tiles on 3 CTAs: only CTA 0 has two of them.
+@pytest.mark.parametrize("has_sender, most", [(False, {0: 3, 1: 1, 2: 1, ANY: 1}), (True, {0: 3, 1: 3, 2: 1, ANY: 1})])
+def test_uses_are_drawn_from_those_of_the_cta(has_sender, most):
+    # 4 tiles on 3 CTAs: only CTA 0 has two of them. In the fast kernel rounds span steps, and the others follow CTA 1.
+    plan = Plan(256, 128, 128, SMALL, 3)
     rng = np.random.default_rng(0)
-    drawn = [draw_late(rng, 2, 2, plan, True) for _ in range(500)]
-    assert {one.cta: max(o.use for o in drawn if o.cta == one.cta) for one in drawn} == {0: 3, 1: 1, 2: 1, ANY: 1}
+    drawn = [draw_late(rng, 2, 2, plan, has_sender) for _ in range(500)]
+    assert {one.cta: max(o.use for o in drawn if o.cta == one.cta) for one in drawn} == most
+    assert {(one.cta, one.step) for one in drawn} == {(cta, step) for cta in most for step in range(2)}
 
 
 @each_kernel

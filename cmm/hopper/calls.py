@@ -12,10 +12,11 @@ from cmm.checks import check_call
 from cmm.hopper.axes import forget_axes
 from cmm.hopper.config import TuningConfig, default_config
 from cmm.hopper.matmul import matmul
-from cmm.hopper.plan import Plan
+from cmm.hopper.plan import Plan, enough_ctas
 from cmm.hopper.requirements import check_all_axes_manual, check_kernel_operands, check_machine, check_peers
 from cmm.hopper.tuned import tuned_config
 from cmm.naive import all_gather_matmul_naive
+from cmm.product import local_matmul
 
 
 def plan_ring(
@@ -39,7 +40,8 @@ def plan_ring(
     sizes = (m_shard, n_shard, k, lhs.dtype)
     config = config or chosen_config(kernel, axis_size, *sizes, gpu.kind, gpu.core_count)
     config.check(m_shard, n_shard, k, lhs.dtype)
-    plan = Plan(m_shard, n_shard, k, config, gpu.core_count)
+    steps = axis_size if kernel == "pallas_fast" else 1
+    plan = Plan(m_shard, n_shard, k, config, enough_ctas(m_shard, n_shard, config, gpu.core_count, steps))
     if axis_size > 1:
         check_peers()
     return plan, dtype
@@ -58,27 +60,30 @@ def chosen_config(
       ValueError: none fits.
     """
     found = tuned_config(kernel, axis_size, m_shard, n_shard, k, dtype, device_kind)
-    return found or default_config(m_shard, n_shard, k, dtype, core_count)
+    steps = axis_size if kernel == "pallas_fast" else 1
+    return found or default_config(m_shard, n_shard, k, dtype, core_count, steps)
 
 
 def call_kernel(launch: Callable, lhs, rhs, axis_name, plan: Plan, dtype):
     """Computes `AllGather(lhs) @ rhs` with a kernel, or with the local matmul where the axis has one device.
 
     Args:
-      launch: `launch(axis_name, plan, dtype, lhs, rhs)` starts the kernel and returns its result.
+      launch: `launch(axis_name, plan, dtype, lhs, rhs)` starts the kernel and returns its result and the slots in which
+        it has received the shards of the others, `[axis_size - 1, m_shard, k]` in the order of steps.
       lhs: `[m_shard, k]`.
       rhs: `[k, n_shard]`.
       axis_name, plan, dtype: see `plan_ring`.
 
     Returns:
-      `[axis_size * m_shard, n_shard]`, with derivatives by `cmm.all_gather_matmul_naive`.
+      `[axis_size * m_shard, n_shard]`, with derivatives in plain JAX. They take the activations that the kernel has
+      gathered on its way: nothing is gathered twice.
     """
     launch = _launch_local if lax.axis_size(axis_name) == 1 else launch
     return _call(launch, axis_name, plan, dtype, lhs, rhs)
 
 
 def _launch_local(axis_name, plan, dtype, lhs, rhs):
-    return matmul(lhs, rhs, config=plan.config, dtype=dtype)
+    return matmul(lhs, rhs, config=plan.config, dtype=dtype), jnp.zeros((0, *lhs.shape), lhs.dtype)
 
 
 def call_recorded(launch: Callable, lhs, rhs, axis_name, plan: Plan, dtype, recorder):
@@ -92,31 +97,67 @@ def call_recorded(launch: Callable, lhs, rhs, axis_name, plan: Plan, dtype, reco
     Returns:
       The result, which cannot be differentiated, and the record.
     """
-    results = launch(axis_name, plan, dtype, forget_axes(lhs), forget_axes(rhs), recorder)
-    return tuple(_with_axes(result, lhs, rhs, axis_name) for result in results)
+    out, *_, record = launch(axis_name, plan, dtype, forget_axes(lhs), forget_axes(rhs), recorder)
+    like = _product_type(lhs, rhs, axis_name)
+    return _with_axes(out, like), _with_axes(record, like)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2, 3))
+_differentiable = functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2, 3))
+
+
+@_differentiable
 def _call(launch, axis_name, plan, dtype, lhs, rhs):
-    # One call after another for a batch. JAX would give the kernel one more grid axis, and the calls of a batch would
-    # share their semaphores.
-    out = sequential_vmap(functools.partial(launch, axis_name, plan, dtype))(forget_axes(lhs), forget_axes(rhs))
-    return _with_axes(out, lhs, rhs, axis_name)
+    return _launched(launch, axis_name, plan, dtype, lhs, rhs)[0]
+
+
+@_differentiable
+def _call_and_gather(launch, axis_name, plan, dtype, lhs, rhs):
+    """Returns the product, and the activations of all devices in their order, `[axis_size * m_shard, k]`."""
+    out, slots = _launched(launch, axis_name, plan, dtype, lhs, rhs)
+    slots = _with_axes(slots, jax.typeof(lhs), jax.eval_shape(functools.partial(_gather, axis_name=axis_name), lhs))
+    # Slot i holds the shard of the device i + 1 places on (`cmm.schedule.shard_at`).
+    from_here_on = jnp.concatenate([lhs[None], slots])
+    in_order = jnp.roll(from_here_on, lax.axis_index(axis_name), axis=0)
+    return out, in_order.reshape(-1, lhs.shape[1])
 
 
 @_call.defjvp
 def _call_jvp(launch, axis_name, plan, dtype, primals, tangents):
-    naive = functools.partial(all_gather_matmul_naive, axis_name=axis_name, dtype=dtype)
+    results, derivatives = _call_and_gather_jvp(launch, axis_name, plan, dtype, primals, tangents)
+    return results[0], derivatives[0]
+
+
+@_call_and_gather.defjvp
+def _call_and_gather_jvp(launch, axis_name, plan, dtype, primals, tangents):
     (lhs, rhs), (d_lhs, d_rhs) = primals, tangents
-    # The kernel needs all multiprocessors of all devices: the gather of lhs for the derivative comes after it.
-    out, lhs = lax.optimization_barrier((_call(launch, axis_name, plan, dtype, lhs, rhs), lhs))
-    return out, naive(d_lhs, rhs) + naive(lhs, d_rhs)
+    out, gathered = _call_and_gather(launch, axis_name, plan, dtype, lhs, rhs)
+    # The kernel needs all multiprocessors of all devices: forward mode, which gathers, begins with it when that is done.
+    out, one = lax.optimization_barrier((out, jnp.ones((), lhs.dtype)))
+    d_gathered = _gather(d_lhs * one, axis_name)
+    d_out = local_matmul(d_gathered, rhs, dtype) + local_matmul(gathered, d_rhs, dtype)
+    return (out, gathered), (d_out, d_gathered)
 
 
-def _with_axes(out, lhs, rhs, axis_name):
-    """Tells JAX over which mesh axes `out` differs: the same ones as the plain method's result. A kernel says none."""
-    plain = jax.eval_shape(functools.partial(all_gather_matmul_naive, axis_name=axis_name), lhs, rhs)
-    missing = _varying(plain) - _varying(jax.typeof(out))
+def _gather(shard, axis_name):
+    return lax.all_gather(shard, axis_name, axis=0, tiled=True)
+
+
+def _launched(launch, axis_name, plan, dtype, lhs, rhs):
+    # One call after another for a batch. JAX would give the kernel one more grid axis, and the calls of a batch would
+    # share their semaphores.
+    run = sequential_vmap(functools.partial(launch, axis_name, plan, dtype))
+    out, slots = run(forget_axes(lhs), forget_axes(rhs))
+    return _with_axes(out, _product_type(lhs, rhs, axis_name)), slots
+
+
+def _product_type(lhs, rhs, axis_name):
+    """Returns the type of the plain method's result, which says over which mesh axes it differs."""
+    return jax.eval_shape(functools.partial(all_gather_matmul_naive, axis_name=axis_name), lhs, rhs)
+
+
+def _with_axes(out, *like):
+    """Tells JAX that `out`, of which a kernel says nothing, differs over the mesh axes over which one of `like` does."""
+    missing = frozenset().union(*map(_varying, like)) - _varying(jax.typeof(out))
     return lax.pcast(out, tuple(missing), to="varying") if missing else out
 
 

@@ -1,12 +1,15 @@
 """How does a kernel read the clocks of a GPU, and write down what they say?
 
 A GPU has two. `%clock64` counts cycles of one multiprocessor: fine, but every multiprocessor starts from its own value,
-and the length of a cycle depends on power. `%globaltimer` counts nanoseconds for the whole GPU, but may tick only once
-in a microsecond. The kernels note cycles, and now and then both; `cmm.trace.times` makes nanoseconds of that.
+and the length of a cycle depends on power: it changes within microseconds. `%globaltimer` counts nanoseconds for the
+whole GPU; it ticks every 32 ns on an H200, elsewhere perhaps only once in a microsecond. The kernels note both, and
+`cmm.trace.times` takes the one that is better.
 
-One thread of a warp or warpgroup writes, with plain stores to global memory, 8 bytes for each value. `slots` is always
-a reference `i32[n, 2]` in global memory, low half first: JAX has 64-bit integers only on demand. All functions work
-where a warpgroup acts (`threads=128`) and where a single warp does (`threads=32`).
+One thread of a warp or warpgroup writes, with plain stores to global memory, 8 bytes at a time. `slots` is always a
+reference `i32[n, 2]` in global memory, since JAX has 64-bit integers only on demand. A slot holds a *mark*, the low
+halves of cycles and of nanoseconds, or one whole value, low half first. Low halves are enough for seconds, and a mark
+is then a single store. All functions work where a warpgroup acts (`threads=128`) and where a single warp does
+(`threads=32`).
 
 On simulated devices both clocks come from virtual time, each multiprocessor and each GPU with an offset of its own, so
 that whoever forgets to correct for it is caught.
@@ -35,20 +38,28 @@ SIMULATED_SKEW_NS = 12_345  # How far the timer of a simulated GPU is ahead of t
 _SIMULATED_CYCLES_APART = 1_000_003
 
 
-def write_cycles(slots, slot, threads: int) -> None:
-    """Writes the multiprocessor's cycles to slot number `slot`, or nowhere if that is negative."""
+def write_mark(slots, slot, threads: int) -> None:
+    """Writes the low halves of cycles and of nanoseconds to slot number `slot`, or nowhere if that is negative."""
     if interpret.is_active():
 
         @pl.when(slot >= 0)
         def _():
-            _store(slots, slot, _simulated_clocks()[:2])
+            _store(slots, slot, _simulated_clocks()[0:4:2])
 
         return
-    _in_kernel(slots, slot, threads, "mov.u64 v, %clock64; @$0 st.global.b64 [$1], v;")
+    # Where there is nothing to note, the clocks are not read either: between two products every cycle counts.
+    ptx = """
+        @!$0 bra SKIP;
+        mov.u32 cycles, %clock;
+        mov.u32 ns, %globaltimer_lo;
+        st.global.v2.b32 [$1], {cycles, ns};
+        SKIP:
+    """
+    _in_kernel(slots, slot, threads, ptx)
 
 
 def write_both(slots, slot, threads: int) -> None:
-    """Writes cycles to slot number `slot`, and nanoseconds to the next."""
+    """Writes all of cycles to slot number `slot`, and all of nanoseconds to the next."""
     if interpret.is_active():
         clocks = _simulated_clocks()
         _store(slots, slot, clocks[:2])
@@ -56,6 +67,35 @@ def write_both(slots, slot, threads: int) -> None:
         return
     ptx = "mov.u64 v, %clock64; mov.u64 w, %globaltimer; @$0 st.global.b64 [$1], v; @$0 st.global.b64 [$1+8], w;"
     _in_kernel(slots, slot, threads, ptx)
+
+
+def read_mark() -> tuple:
+    """Returns the two halves of a mark, which `store_mark` writes later, for a warpgroup.
+
+    A store before a signal would make the signal wait until all GPUs can see what was stored.
+    """
+    if interpret.is_active():
+        return tuple(_simulated_clocks()[0:4:2])
+    half = plgpu.ShapeDtypeStruct((), jnp.int32, layout=plgpu.Layout.WG_SPLAT)
+
+    @plgpu.inline_mgpu(return_type=(half, half))
+    def read(context):
+        del context
+        i32 = ir.IntegerType.get_signless(32)
+        registers = ("%clock", "%globaltimer_lo")
+        # One thread stores what it has read itself, so it does not matter that others have read something else.
+        values = [llvm.inline_asm(i32, [], f"mov.u32 $0, {name};", "=r,~{memory}", **_EFFECTS) for name in registers]
+        return tuple(mosaic.FragmentedArray.splat(value, (), is_signed=True) for value in values)
+
+    return read()
+
+
+def store_mark(slots, slot, mark, threads: int = WARPGROUP) -> None:
+    """Writes what `read_mark` has returned to slot number `slot`."""
+    if interpret.is_active():
+        _store(slots, slot, mark)
+        return
+    _in_kernel(slots, slot, threads, "@$0 st.global.v2.b32 [$1], {$2, $3};", mark)
 
 
 def write_tick(slots, slot, threads: int) -> None:
@@ -107,11 +147,15 @@ def spin(duration_ns: int) -> None:
     wait()
 
 
-def _in_kernel(slots, slot, threads, ptx) -> None:
-    """Emits PTX in which `$1` is the address of a slot, and `$0` says whether this thread stores there."""
+def _in_kernel(slots, slot, threads, ptx, values=()) -> None:
+    """Emits PTX in which `$1` is the address of a slot, and `$0` says whether this thread stores there.
 
-    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.Layout.WG_SPLAT))
-    def write(context, slots, slot):
+    The scalars `values`, in `i32`, are `$2` and so on.
+    """
+    splats = (plgpu.Layout.WG_SPLAT,) * (1 + len(values))
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), *splats))
+    def write(context, slots, slot, *values):
         del context
         i32, i64 = ir.IntegerType.get_signless(32), ir.IntegerType.get_signless(64)
         number = slot.registers.item()
@@ -122,14 +166,19 @@ def _in_kernel(slots, slot, threads, ptx) -> None:
         )
         start = llvm.ptrtoint(i64, mosaic.utils.memref_ptr(slots))
         address = arith.addi(start, arith.muli(arith.extsi(i64, number), mosaic.c(8, i64)))
-        _asm(f"{{ .reg .pred again; .reg .b64 old, u, v, w; {ptx} }}", [writes, address], "b,l,~{memory}")
+        operands = [writes, address, *(value.registers.item() for value in values)]
+        registers = ".reg .pred again; .reg .b32 cycles, ns; .reg .b64 old, u, v, w;"
+        _asm(f"{{ {registers} {ptx} }}", operands, ",".join(["b,l", *"r" * len(values), "~{memory}"]))
 
-    write(slots, jnp.int32(slot))
+    write(slots, jnp.int32(slot), *values)
+
+
+# Says that it touches memory, so that copies and stores of the kernel stay on their side of it.
+_EFFECTS = {"has_side_effects": True}
 
 
 def _asm(ptx, operands, constraints) -> None:
-    # Says that it touches memory, so that copies and stores of the kernel stay on their side of it.
-    llvm.inline_asm(ir.Type.parse("!llvm.void"), operands, ptx, constraints, has_side_effects=True)
+    llvm.inline_asm(ir.Type.parse("!llvm.void"), operands, ptx, constraints, **_EFFECTS)
 
 
 _simulated_clocks_p = Primitive("simulated_clocks")

@@ -135,20 +135,26 @@ _DEFAULTS = (
     TuningConfig(),
     TuningConfig(tile_n=128, max_concurrent_steps=6),
     TuningConfig(tile_n=64, max_concurrent_steps=7),
+    TuningConfig(tile_n=128, max_concurrent_steps=4, wg_dimension=MatmulDimension.N),
     TuningConfig(tile_n=64, max_concurrent_steps=7, wg_dimension=MatmulDimension.N),
 )
 H100_MULTIPROCESSORS = 132
 # So many elements of the result a multiprocessor computes in the time that one row or column of a tile takes to load.
-_LOAD_COST = 32
+_LOAD_COST = 72
+# So many, times the depth of the product, it computes until what a neighbour begins to send can be used: 13 µs. Both
+# were fitted to times of the fast kernel on one H200 that is its own neighbour, with 64 to 1024 rows per step.
+_HOP_COST = 37 << 20
 
 
-def default_config(m: int, n: int, k: int, dtype, num_ctas: int = H100_MULTIPROCESSORS) -> TuningConfig:
+def default_config(m: int, n: int, k: int, dtype, num_ctas: int = H100_MULTIPROCESSORS, steps: int = 1) -> TuningConfig:
     """Returns the configuration that should be fastest for a local matmul `[m, k] @ [k, n]` where nobody has searched.
 
     Args:
       m, n, k: sizes of the local matmul.
       dtype: dtype of the operands.
       num_ctas: number of multiprocessors of the GPU.
+      steps: how many such products one kernel computes, each with what arrives from the neighbour during the one
+        before. Only the fast kernel begins with one before all CTAs are through with the other (`cmm.hopper.rounds`).
 
     Raises:
       ValueError: none of the configurations that are tried fits; the message is that of the last, which asks for least.
@@ -162,14 +168,41 @@ def default_config(m: int, n: int, k: int, dtype, num_ctas: int = H100_MULTIPROC
             reason = error
     if not fitting:
         raise reason
-    return min(fitting, key=lambda config: relative_cost(config, m, n, num_ctas))
+    return min(fitting, key=lambda config: relative_cost(config, m, n, num_ctas, k, steps))
 
 
-def relative_cost(config: TuningConfig, m: int, n: int, num_ctas: int) -> float:
+def relative_cost(config: TuningConfig, m: int, n: int, num_ctas: int, k: int = 1, steps: int = 1) -> float:
     """Estimates the time of a product `[m, k] @ [k, n]`, up to a factor that is the same for all configurations.
 
-    All CTAs work in rounds of one tile each. A round takes the time of a tile's products and loads.
+    All CTAs work in rounds of one tile each. A round takes the time of a tile's products or loads, whichever is longer.
+    With several `steps` (see `default_config`) a round may span them; whoever begins with a later one then waits until
+    its data has come to it from neighbour to neighbour. Where rounds do not span steps, those in the middle of the
+    ring, which wait and send, take longer by about one such way. `k` says how long that is compared with a product,
+    and is not needed for one step.
     """
-    rounds = -(-(m // config.cta_tile_m) * (n // config.cta_tile_n) // num_ctas)
+    tiles = (m // config.cta_tile_m) * (n // config.cta_tile_n)
     loads = _LOAD_COST * (config.cta_tile_m + config.cta_tile_n)
-    return rounds * (config.cta_tile_m * config.cta_tile_n + loads)
+    cost = count_rounds(tiles, num_ctas, steps) * max(config.cta_tile_m * config.cta_tile_n, loads)
+    if rounds_span_steps(tiles, num_ctas, steps):
+        hops = min(steps, -(-num_ctas // tiles)) - 1
+    else:
+        hops = max(0, steps - 2)
+    return cost + hops * _HOP_COST / k
+
+
+def count_rounds(tiles: int, num_ctas: int, steps: int = 1) -> int:
+    """Returns how many rounds, of one tile for each CTA, the tiles of all steps take."""
+    if rounds_span_steps(tiles, num_ctas, steps):
+        return -(-steps * tiles // num_ctas)
+    return steps * -(-tiles // num_ctas)
+
+
+def rounds_span_steps(tiles: int, num_ctas: int, steps: int) -> bool:
+    """Whether rounds go on into the next step: where that saves a quarter of them. To save fewer is not worth the wait.
+
+    Args:
+      tiles: of one step.
+      num_ctas: how many work at the same time.
+      steps: of the ring.
+    """
+    return 4 * -(-steps * tiles // num_ctas) <= 3 * steps * -(-tiles // num_ctas)

@@ -10,6 +10,10 @@ loaded for the product. Read that one first. Three things are different:
 - *Nobody waits for a whole step.* A row of tiles is announced in chunks of k. When a CTA begins step `i + 1`, the first
   chunks of its row have long been there, for they were sent at the beginning of step `i`.
 
+And where a step has too few tiles for all CTAs, *rounds span steps* (`cmm.hopper.rounds`): some CTAs begin with a tile
+of a later step while others are at the earlier ones. They follow these at the distance of a chunk or two. Chunks are
+short then.
+
 `cmm.hopper.sends` says who sends what. There is one semaphore for each chunk of each row of each step, `received`. Each
 CTA that has sent a part of a chunk signals the neighbour's once, when its part is complete in the neighbour's memory.
 The neighbour's loaders wait for all these signals before they load the first tile of the chunk, and fence, so that TMA
@@ -23,14 +27,23 @@ Why it is sound, for any number of devices, of tiles per CTA and of stages, and 
 3. *Shared memory is not reused while it is sent.* The sender lets go of a stage that it has sent only when the store
    has read it; it waits for that when it comes to the next stage.
 4. *No device leaves early.* Every chunk of every slot is awaited by the CTAs that multiply it, so nothing is sent or
-   signalled to a device whose kernel has ended. A sender signals what it has sent after its completion, and the last
-   step sends nothing, so nothing is in flight when it ends either.
+   signalled to a device whose kernel has ended. A sender signals what it has sent after its completion: before it ends,
+   because the last step sends nothing, or where rounds span steps, because it signals before its tile ends. So nothing
+   is in flight when it ends either.
 5. *No cycle of waits.* A sender signals `lag` products after its last send of a chunk. So a signal for step `i` needs
    its CTA to have loaded `lag` tiles more, which may be the first tiles of step `i + 1`. With two chunks or more, and a
    lag of at most one chunk, these lie in the first chunk of the CTA's first tile of the result. That one is complete as
    soon as other CTAs are through with the first chunk of their last tile, at most, and `lag` tiles more: still
-   step `i`. So every wait leads to an earlier one. With a single chunk the lag is 0. As in the readable kernel, all
-   CTAs are assumed to be resident at once.
+   step `i`. So every wait leads to an earlier one. With a single chunk the lag is 0.
+
+   Where rounds span steps, a CTA's next tile of the result may lie several steps ahead, and there may be none. So a
+   sender signals all that it has sent before a tile of the result ends. Then a signal for step `i` needs nothing but
+   uses of its CTA up to the end of a tile of step `i`; those before are of step `i` or earlier, for every CTA goes
+   through the steps in order. A use of step `i` waits for signals for step `i - 1`, and for stages to be let go, which
+   needs uses before it. So every wait leads to an earlier step, or to an earlier use of the same CTA. That a loader
+   waits at the next tile holds up nobody at this one, whose stages it has filled.
+
+   As in the readable kernel, all CTAs are assumed to be resident at once.
 
 Semaphores are zero when the kernel starts, and waits leave their value (`decrement=False`): many CTAs wait for one.
 """
@@ -51,7 +64,8 @@ from cmm.hopper.fences import acquire_for_tma
 from cmm.hopper.marks import LOADER, MULTIPLIERS, NO_MARKS, NO_RECORDER, SENDER
 from cmm.hopper.matmul import launch_roles, persistent_kernel
 from cmm.hopper.plan import Plan
-from cmm.hopper.sends import SendPlan, plan_sends
+from cmm.hopper.rounds import Rounds
+from cmm.hopper.sends import SendPlan, plan_sends, with_short_chunks
 from cmm.schedule import neighbour, shard_at
 
 _LOADER_WARP, _SENDER_WARP = 0, 1
@@ -78,6 +92,8 @@ def plan_fast(lhs, rhs, axis_name, *, config: TuningConfig | None = None, dtype=
       ValueError, NotImplementedError: as `all_gather_lhs_matmul_fast` does.
     """
     plan, dtype = plan_ring("pallas_fast", lhs, rhs, axis_name, config=config, dtype=dtype)
+    if Rounds(plan, lax.axis_size(axis_name)).span_steps:
+        plan = with_short_chunks(plan)
     plan_sends(plan)  # Raises if chunks or lag do not fit.
     return plan, dtype
 
@@ -85,7 +101,7 @@ def plan_fast(lhs, rhs, axis_name, *, config: TuningConfig | None = None, dtype=
 def _launch(axis_name, plan, dtype, lhs, rhs, recorder=NO_RECORDER):
     axis_size = lax.axis_size(axis_name)
     body = functools.partial(_body, plan_sends(plan), axis_name, axis_size, recorder)
-    out, _, *marks = persistent_kernel(
+    return persistent_kernel(
         plan,
         body,
         out_type=(
@@ -94,7 +110,6 @@ def _launch(axis_name, plan, dtype, lhs, rhs, recorder=NO_RECORDER):
             *recorder.out_type(),
         ),
     )(lhs, rhs)
-    return (out, *marks) if marks else out
 
 
 def _body(sends: SendPlan, axis_name, axis_size, recorder, lhs_gmem, rhs_gmem, out_gmem, scratch_gmem, *marks_gmem):
@@ -104,11 +119,11 @@ def _body(sends: SendPlan, axis_name, axis_size, recorder, lhs_gmem, rhs_gmem, o
     chunks = (axis_size - 1) * plan.m_tiles * sends.chunks
     received = pl.get_global(plgpu.SemaphoreType.REGULAR((chunks,)))
     peer_scratch = plgpu.remote_ref(scratch_gmem, send_dev_id)
-    uses_per_step = plan.my_tiles() * plan.k_steps
+    rounds = Rounds(plan, axis_size).in_kernel()
 
     @recorder.role(LOADER, threads=WARP)
     def load(marks, memory):
-        roles.load_tiles(plan, 0, lhs_gmem, rhs_gmem, marks=marks, **memory)
+        roles.load_tiles(rounds.of_step(0), 0, lhs_gmem, rhs_gmem, marks=marks, **memory)
 
         @pl.loop(1, axis_size)
         def _step(step):
@@ -120,21 +135,23 @@ def _body(sends: SendPlan, axis_name, axis_size, recorder, lhs_gmem, rhs_gmem, o
                     acquire_for_tma()
 
             shard = scratch_gmem.at[step - 1]
-            roles.load_tiles(plan, step * uses_per_step, shard, rhs_gmem, await_chunk, marks=marks, **memory)
+            first_use = rounds.first_use(step)
+            roles.load_tiles(rounds.of_step(step), first_use, shard, rhs_gmem, await_chunk, marks=marks, **memory)
 
     @recorder.role(MULTIPLIERS)
     def multiply(marks, memory):
         @pl.loop(0, axis_size)
         def _step(step):
             rows = pl.ds(shard_at(device, step, axis_size) * plan.m, plan.m)
-            roles.multiply_tiles(plan, step * uses_per_step, out_gmem.at[rows], marks=marks, **memory)
+            first_use = rounds.first_use(step)
+            roles.multiply_tiles(rounds.of_step(step), first_use, out_gmem.at[rows], marks=marks, **memory)
 
     @recorder.role(SENDER, threads=WARP)
     def send(marks, memory):
-        @pl.loop(0, axis_size * uses_per_step, init_carry=False)
+        @pl.loop(0, rounds.first_use(axis_size), init_carry=False)
         def _use(use, holds_previous):
-            ring = (axis_size, uses_per_step, peer_scratch, received, send_dev_id)
-            return _send_use(sends, *ring, use, holds_previous, marks=marks, **memory)
+            ring = (peer_scratch, received, send_dev_id)
+            return _send_use(sends, rounds, *ring, use, holds_previous, marks=marks, **memory)
 
     def load_and_send(memory):
         @plgpu.warp_map
@@ -147,8 +164,7 @@ def _body(sends: SendPlan, axis_name, axis_size, recorder, lhs_gmem, rhs_gmem, o
 
 def _send_use(
     sends,
-    axis_size,
-    uses_per_step,
+    rounds,
     peer_scratch,
     received,
     send_dev_id,
@@ -170,10 +186,8 @@ def _send_use(
 
     def locate(use):
         """Returns step, row and k-step of a use, and whether its tile of A is sent from here."""
-        step, in_step = lax.div(use, uses_per_step), lax.rem(use, uses_per_step)
-        m_tile, n_tile = plan.tile_at(lax.div(in_step, plan.k_steps))
-        k_step = lax.rem(in_step, plan.k_steps)
-        return step, m_tile, k_step, (step < axis_size - 1) & sends.is_mine(m_tile, n_tile, k_step)
+        step, m_tile, n_tile, k_step = rounds.locate(use)
+        return step, m_tile, k_step, (step < rounds.axis_size - 1) & sends.is_mine(m_tile, n_tile, k_step)
 
     stage = lax.rem(use, stages)
     with marks.span("full", use):
@@ -194,15 +208,22 @@ def _send_use(
 
     lax.cond(is_mine, start_store, lambda: plgpu.barrier_arrive(empty.at[stage]))
 
-    sent = jnp.maximum(use - sends.lag, 0)
-    sent_step, sent_row, sent_k_step, was_mine = locate(sent)
+    def announce(sent, since=0):
+        """Announces a chunk if its last part that goes out from here was sent at this use; nothing before `since`."""
+        sent_step, sent_row, sent_k_step, was_mine = locate(sent)
 
-    @pl.when((use >= sends.lag) & was_mine & sends.is_last_of_chunk(sent_k_step))
-    def _announce():
-        with marks.span("complete", sent, each=True):
-            plgpu.wait_smem_to_gmem(0)
-        marks.mark("signal", sent, each=True)
-        chunk = received.at[sends.chunk(sent_step, sent_row, sent_k_step)]
-        pl.semaphore_signal(chunk, device_id=send_dev_id)
+        @pl.when((use >= since) & was_mine & sends.is_last_of_chunk(sent_k_step))
+        def _announce():
+            with marks.span("complete", sent, each=True):
+                plgpu.wait_smem_to_gmem(0)
+            marks.mark("signal", sent, each=True)
+            chunk = received.at[sends.chunk(sent_step, sent_row, sent_k_step)]
+            pl.semaphore_signal(chunk, device_id=send_dev_id)
 
+    if rounds.span_steps:
+        is_last_of_tile = k_step == plan.k_steps - 1
+        latest = lax.select(is_last_of_tile, use, use - sends.lag)
+        pl.loop(jnp.maximum(use - sends.lag, use - k_step), latest + 1)(announce)
+    else:
+        announce(jnp.maximum(use - sends.lag, 0), since=sends.lag)
     return is_mine

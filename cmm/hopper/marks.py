@@ -2,8 +2,8 @@
 
 A kernel calls `marks.span(name, use)` around a wait and `marks.mark(name, use)` at a moment. Without a recorder, which
 is the default, both do nothing while the kernel is traced, and the compiled kernel holds no trace of them. With one,
-each mark is one store of the time (`cmm.hopper.clocks`) to a slot of its own in an additional result, so a mark needs
-neither a counter nor shared memory, and its slot says what it is.
+each mark is one store of both clocks (`cmm.hopper.clocks`) to a slot of its own in an additional result, so a mark
+needs neither a counter nor shared memory, and its slot says what it is.
 
 Uses of a stage count over all steps and tiles (see `cmm.hopper.roles`). Several uses in a row make a *cell*; every role
 of every CTA has a row of slots: the header, then the marks of cell 0, of cell 1, ... What can happen several times in a
@@ -44,7 +44,7 @@ NUMBERS = {name: 2 * number for number, name in enumerate(SPANS)}
 NUMBERS |= {name: 2 * len(SPANS) + number for number, name in enumerate(MOMENTS)}
 PER_CELL = 2 * len(SPANS) + len(MOMENTS)
 
-# Slots of the header.
+# Slots of the header: whole cycles and nanoseconds at begin and end, what `clocks.write_tick` notes, and two marks.
 BEGIN, END, TICK, DELAY, HEADER = 0, 2, 4, 7, 9
 
 
@@ -76,12 +76,21 @@ class Layout:
       axis_size: number of devices on the ring, and of steps.
       num_roles: 3, or 4 where a warp of its own sends.
       every: so many uses make a cell; a divisor of `plan.k_steps`.
+      communicates: whether anything is sent and awaited; not so in the twin of a kernel (`cmm.trace.twin`).
+      shared_rounds: whether rounds of tiles go on into the next step (`cmm.hopper.rounds`).
     """
 
     plan: Plan
     axis_size: int
     num_roles: int
     every: int
+    communicates: bool = True
+    shared_rounds: bool = False
+
+    @property
+    def sending_steps(self) -> int:
+        """In how many steps, from the first on, the shard is sent on."""
+        return self.axis_size - 1 if self.communicates else 0
 
     @property
     def cells(self) -> int:
@@ -178,7 +187,7 @@ class Marks:
         slot = HEADER + lax.div(use, every) * PER_CELL + number
         if not each and every > 1:
             slot = lax.select(lax.rem(use, every) == 0, slot, -1)
-        clocks.write_cycles(self.slots, slot, self.threads)
+        clocks.write_mark(self.slots, slot, self.threads)
 
     def _pause(self, use):
         delay = self.recorder.delay
@@ -190,9 +199,9 @@ class Marks:
 
         @pl.when(here & (use == delay.use))
         def _():
-            clocks.write_cycles(self.slots, DELAY, self.threads)
+            clocks.write_mark(self.slots, DELAY, self.threads)
             clocks.spin(delay.duration_ns)
-            clocks.write_cycles(self.slots, DELAY + 1, self.threads)
+            clocks.write_mark(self.slots, DELAY + 1, self.threads)
 
 
 class _NoMarks:

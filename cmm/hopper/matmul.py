@@ -7,7 +7,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from cmm.hopper import roles
 from cmm.hopper.config import TuningConfig, default_config
-from cmm.hopper.plan import Plan
+from cmm.hopper.plan import Plan, enough_ctas
 from cmm.hopper.requirements import check_kernel_operands, check_machine
 
 # A loader only issues copies; what it gives away lets a multiplier hold a tile of 64 x 256 in registers.
@@ -35,10 +35,10 @@ def matmul(lhs, rhs, *, config: TuningConfig | None = None, dtype=None):
     """
     dtype = check_kernel_operands(lhs, rhs, dtype)
     (m, k), n = lhs.shape, rhs.shape[1]
-    num_ctas = check_machine().core_count
-    config = config or default_config(m, n, k, lhs.dtype, num_ctas)
+    core_count = check_machine().core_count
+    config = config or default_config(m, n, k, lhs.dtype, core_count)
     config.check(m, n, k, lhs.dtype)
-    plan = Plan(m, n, k, config, num_ctas)
+    plan = Plan(m, n, k, config, enough_ctas(m, n, config, core_count))
 
     def body(lhs_gmem, rhs_gmem, out_gmem):
         launch_roles(
@@ -53,7 +53,7 @@ def matmul(lhs, rhs, *, config: TuningConfig | None = None, dtype=None):
 
 
 def persistent_kernel(plan: Plan, body, out_type):
-    """Returns the kernel that runs `body` in one CTA of three warpgroups on each multiprocessor."""
+    """Returns the kernel that runs `body` in CTAs of three warpgroups, of which a multiprocessor holds one."""
     return plgpu.kernel(
         body,
         out_type=out_type,

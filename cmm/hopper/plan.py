@@ -6,7 +6,20 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from cmm.hopper.config import TuningConfig
+from cmm.hopper.config import TuningConfig, count_rounds
+
+
+def enough_ctas(m: int, n: int, config: TuningConfig, core_count: int, steps: int = 1) -> int:
+    """Returns the fewest CTAs that need no more rounds of one tile each than a CTA on every multiprocessor does.
+
+    Args:
+      m, n: sizes of the result of one step.
+      config: the tiles.
+      core_count: number of multiprocessors.
+      steps: of the ring, if rounds may span them (`cmm.hopper.rounds`).
+    """
+    tiles = (m // config.cta_tile_m) * (n // config.cta_tile_n)
+    return -(-steps * tiles // count_rounds(tiles, core_count, steps))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,13 +44,22 @@ class Plan:
     def k_steps(self) -> int:
         return self.k // self.config.tile_k
 
+    def cta(self):
+        """Returns the number of this CTA, by which tiles are dealt out."""
+        return lax.axis_index("cta")
+
     def my_tiles(self):
         """Returns how many tiles of the result this CTA computes: tile `cta`, `cta + num_ctas`, and so on."""
-        return lax.div(self.m_tiles * self.n_tiles - lax.axis_index("cta") + self.num_ctas - 1, self.num_ctas)
+        if self.m_tiles * self.n_tiles % self.num_ctas == 0:  # Known to the compiler, as it is equal for all.
+            return self.m_tiles * self.n_tiles // self.num_ctas
+        return lax.div(self.m_tiles * self.n_tiles - self.cta() + self.num_ctas - 1, self.num_ctas)
 
     def tile_at(self, index):
         """Returns row and column, in tiles, of this CTA's tile number `index`."""
-        linear = lax.axis_index("cta") + index * self.num_ctas
+        return self.place(self.cta() + index * self.num_ctas)
+
+    def place(self, linear):
+        """Returns row and column, in tiles, of tile number `linear` of the result."""
         config = self.config
         shape = (self.m_tiles, self.n_tiles)
         return plgpu.planar_snake(linear, shape, config.grid_minor_dim, config.grid_tile_width)

@@ -60,7 +60,7 @@ def all_gather_lhs_matmul(lhs, rhs, axis_name, *, config: TuningConfig | None = 
 
     Returns:
       `[axis_size * m_shard, n_shard]`, this device's columns of the product. It can be differentiated in both
-      operands; derivatives are computed by `cmm.all_gather_matmul_naive`.
+      operands. Derivatives are computed in plain JAX, from the activations that the kernel has gathered on its way.
 
     Raises:
       ValueError: operands or axis do not fit, a tile does not divide its dimension, shared memory does not do, or
@@ -79,10 +79,10 @@ def all_gather_lhs_matmul(lhs, rhs, axis_name, *, config: TuningConfig | None = 
     return call_kernel(_launch, lhs, rhs, axis_name, plan, dtype)
 
 
-def _launch(axis_name, plan, dtype, lhs, rhs, recorder=NO_RECORDER):
+def _launch(axis_name, plan, dtype, lhs, rhs, recorder=NO_RECORDER, send_type=None):
     axis_size = lax.axis_size(axis_name)
-    body = functools.partial(_body, plan, axis_name, axis_size, recorder)
-    out, _, *marks = persistent_kernel(
+    body = functools.partial(_body, plan, axis_name, axis_size, recorder, send_type or Send)
+    return persistent_kernel(
         plan,
         body,
         out_type=(
@@ -91,10 +91,9 @@ def _launch(axis_name, plan, dtype, lhs, rhs, recorder=NO_RECORDER):
             *recorder.out_type(),
         ),
     )(lhs, rhs)
-    return (out, *marks) if marks else out
 
 
-def _body(plan, axis_name, axis_size, recorder, lhs_gmem, rhs_gmem, out_gmem, scratch_gmem, *marks_gmem):
+def _body(plan, axis_name, axis_size, recorder, send_type, lhs_gmem, rhs_gmem, out_gmem, scratch_gmem, *marks_gmem):
     recorder = recorder.into(*marks_gmem)
     device = lax.axis_index(axis_name)
     send_dev_id = {axis_name: neighbour(device, axis_size)}
@@ -110,7 +109,7 @@ def _body(plan, axis_name, axis_size, recorder, lhs_gmem, rhs_gmem, out_gmem, sc
             shard = lhs_gmem
             if step > 0:
                 with marks.span("ready", first_use(step)):
-                    pl.semaphore_wait(received.at[step - 1], value=plan.m_tiles, decrement=False)
+                    pl.semaphore_wait(received.at[step - 1], value=send_type.signals(plan), decrement=False)
                     acquire_for_tma()
                 shard = scratch_gmem.at[step - 1]
             roles.load_tiles(plan, first_use(step), shard, rhs_gmem, marks=marks, **memory)
@@ -120,7 +119,7 @@ def _body(plan, axis_name, axis_size, recorder, lhs_gmem, rhs_gmem, out_gmem, sc
         for step in range(axis_size):
             send = None
             if step < axis_size - 1:
-                send = Send(plan, peer_scratch.at[step], received.at[step], send_dev_id)
+                send = send_type(plan, peer_scratch.at[step], received.at[step], send_dev_id)
             rows = pl.ds(shard_at(device, step, axis_size) * plan.m, plan.m)
             roles.multiply_tiles(plan, first_use(step), out_gmem.at[rows], send, marks=marks, **memory)
 
@@ -142,6 +141,11 @@ class Send:
     slot: object
     received: object
     send_dev_id: dict
+
+    @staticmethod
+    def signals(plan: Plan) -> int:
+        """Returns how many signals say that a shard is complete: one from each tile of column 0."""
+        return plan.m_tiles
 
     def use(self, a_smem, m_tile, n_tile, k_step) -> None:
         """Sends a stage of A, and waits until all stages that were sent before have been read."""

@@ -13,6 +13,7 @@ from cmm.hopper.config import MatmulDimension
 from cmm.hopper.plan import Plan
 
 _CHUNKS = (4, 3, 2)  # By preference. More are more signals, fewer are a longer wait for the first.
+_PRODUCTS_OF_A_SHORT_CHUNK = (4, 3, 2)  # By preference.
 _LAG = 8
 
 
@@ -25,7 +26,7 @@ class SendPlan:
       columns: how many columns of tiles share the sends of a row.
       chunks: into how many chunks of k a row is cut.
       lag: so many products after a send its CTA waits for its completion and signals. By then there is hardly
-        anything left to wait for.
+        anything left to wait for. With steps that share rounds no later than the tile of the result ends.
     """
 
     plan: Plan
@@ -67,6 +68,19 @@ class SendPlan:
         # The snake goes through every other band of rows backwards.
         backwards = lax.rem(lax.div(m_tile, config.grid_tile_width), 2) == 1
         return lax.select(backwards, last - n_tile, n_tile)
+
+
+def with_short_chunks(plan: Plan) -> Plan:
+    """Returns a plan with chunks of a few products, unless its configuration says something about chunks or lag.
+
+    With steps that share rounds (`cmm.hopper.rounds`), CTAs wait for the first chunk from the start of the kernel, so
+    it should come soon. Where each step has its rounds for itself, the first chunks have long been there.
+    """
+    config = plan.config
+    if config.chunks is not None or config.signal_lag is not None:
+        return plan
+    products = next((number for number in _PRODUCTS_OF_A_SHORT_CHUNK if plan.k_steps % number == 0), 1)
+    return dataclasses.replace(plan, config=dataclasses.replace(config, chunks=plan.k_steps // products))
 
 
 def plan_sends(plan: Plan) -> SendPlan:

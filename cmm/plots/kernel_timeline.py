@@ -25,7 +25,7 @@ _LEFT, _RIGHT = MARGIN + 2.05, 0.2
 KEY = (
     "Full colour: products of one shard. Pale: the epilogue of a tile (multiplier), "
     "or stores to the neighbour under way (sends). Hatched: waits; blue in the loader is a wait for signals from the "
-    "neighbour, gray one inside the CTA. Dot: a signal."
+    "neighbour, gray one inside the CTA or until stores are complete. Dot: a signal."
 )
 MEASURED = "Times of all devices are on one axis."
 CAUSAL = "Left to right is the order of events; lengths mean nothing."
@@ -126,7 +126,8 @@ def _lane(e: KernelEvent) -> str:
     """Returns the lane of an event, or nothing if it is not drawn: multipliers do the same, so one of them is."""
     if e.kind in ("send", "signal"):
         return "sends"
-    if e.name in ("store read", "store complete"):
+    # Other waits for stores lie under products, or are those of the sender.
+    if e.name == "store read" or e.name == "store complete" and e.role != "multiplier 0":
         return ""
     if e.role == "multiplier 0":
         return "multiplier"

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import datetime
 import pathlib
 import shlex
 import sys
@@ -17,6 +18,9 @@ from cmm import devices, interpret, provenance
 from cmm.cli import positive
 from cmm.roofline import Problem
 from cmm.trace import file as trace_file
+from cmm.trace.account import file_name as account_file_name, save as save_account
+from cmm.trace.account_run import METHODS, measure_account
+from cmm.trace.account_table import print_account
 from cmm.trace.call import trace_call
 from cmm.trace.cost import kernel_times_us
 from cmm.trace.record import KERNELS
@@ -26,12 +30,16 @@ _DESCRIPTION = """\
 Records one call of a ring kernel in a steady chain, from inside: every role of every CTA notes when it loads, waits,
 multiplies, sends and signals. Prints what that says in numbers, and writes a file from which figures are drawn. A
 second recording, of every single product, says how long roles wait.
+
+With --account it explains instead what every method takes longer than the product alone: a sum of terms that are
+measured one by one, and the rest that they leave.
 """
 _EPILOG = """\
 examples:
   python -m cmm.trace                                        1024 x 4096 x 4096 per GPU in float16, all GPUs
   python -m cmm.trace --kernel pallas_fast --perfetto out/trace.json    also for ui.perfetto.dev
   python -m cmm.trace --simulate --devices 3                 the order of events, no times
+  python -m cmm.trace --account                              where the time of each method goes
 """
 _SIMULATED_CTAS = 2
 
@@ -48,16 +56,16 @@ def main(arguments=None) -> int:
         mesh = devices.ring_mesh(found)
         options.out.mkdir(parents=True, exist_ok=True)
         with _place(options.simulate) as run:
+            if options.account:
+                return _account(console, options, problem, mesh, _command(arguments))
             record, trace = _record(console, options, problem, mesh, run)
     except (OSError, ValueError, NotImplementedError, RuntimeError) as error:
         console.print(f"[red]{error}", highlight=False, soft_wrap=True)
         return 2
     record |= provenance.machine(mesh) | {"versions": provenance.versions()}
-    record["command"] = shlex.join(["python", "-m", "cmm.trace", *(sys.argv[1:] if arguments is None else arguments)])
+    record |= {"command": _command(arguments), "date": datetime.date.today().isoformat()}
     _print(console, record)
-    shape = f"{problem.m_shard}x{problem.k}x{problem.n_shard}"
-    name = f"trace-{options.kernel}-{problem.axis_size}x{shape}-{problem.dtype}.json"
-    path = trace_file.write(record, options.out / name)
+    path = trace_file.write(record, options.out / trace_file.file_name(record))
     console.print(f"wrote {path} ({path.stat().st_size / 1024:.0f} KB)", highlight=False)
     if options.perfetto:
         path = trace_file.write_perfetto(trace, options.perfetto)
@@ -74,7 +82,12 @@ def _parse(arguments):
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--kernel", choices=KERNELS, default="pallas", help="default: pallas")
-    parser.add_argument("--devices", type=positive, metavar="D", help="how many GPUs, at least 2 (default: all)")
+    parser.add_argument("--account", action="store_true", help="where the time of each method goes")
+    known = ", ".join(METHODS)
+    names = lambda text: tuple(text.split(","))
+    parser.add_argument("--methods", type=names, default=METHODS, help=f"of the account (default: {known})")
+    parser.add_argument("--rounds", type=positive, default=10, help="of the account (default: 10)")
+    parser.add_argument("--devices", type=positive, metavar="D", help="how many GPUs (default: all)")
     parser.add_argument("--m-shard", type=positive, help="rows of A per device (default: 1024, simulated 256)")
     parser.add_argument("--k", type=positive, help="contraction size (default: 4096, simulated 256)")
     parser.add_argument("--n-shard", type=positive, help="columns of B per device (default: 4096, simulated 128)")
@@ -87,6 +100,23 @@ def _parse(arguments):
     parser.add_argument("--perfetto", type=pathlib.Path, metavar="FILE", help="write Chrome's trace format, too")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("out"), help="output folder (default: out)")
     return parser.parse_args(arguments)
+
+
+def _command(arguments) -> str:
+    return shlex.join(["python", "-m", "cmm.trace", *(sys.argv[1:] if arguments is None else arguments)])
+
+
+def _account(console, options, problem, mesh, command) -> int:
+    """Measures, prints and writes an account; returns the exit status: 1 if a method has none."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("starting", total=1.0)
+        show = lambda what, done: progress.update(task, description=what, completed=done)
+        account = measure_account(problem, mesh, options.methods, options.rounds, report=show, command=command)
+    path = save_account(account, options.out / account_file_name(account))  # First: printing is not worth a loss.
+    print_account(console, account)
+    console.print(f"wrote {path} ({path.stat().st_size / 1024:.0f} KB)", highlight=False)
+    return 0 if len(account.methods) == 1 + len(set(options.methods)) else 1
 
 
 @contextlib.contextmanager
@@ -147,13 +177,17 @@ def _print(console, record) -> None:
     console.print(table)
     for name, key in (("last product of a step to first of the next", "step_change_us"), ("epilogue", "epilogue_us")):
         value = summary[key]
+        if value is None:
+            continue
         text = f"{value['median']:.2f} µs (p10 {value['p10']:.2f}, p90 {value['p90']:.2f}, max {value['max']:.2f})"
         console.print(f"{name}: {text}", highlight=False)
-    console.print(f"time of sends under products: {100 * summary['hidden_send_share']:.1f} %", highlight=False)
+    if problem["axis_size"] > 1:
+        console.print(f"time of sends under products: {100 * summary['hidden_send_share']:.1f} %", highlight=False)
     clock, causality = summary["clock"], summary["causality"]
     console.print(
-        f"clocks: timers tick every {max(clock['tick_ns'])} ns, multiprocessors run at {clock['cycles_per_ns'][0]:.3f} "
-        f"GHz; around the ring timers differ by {clock['closure_ns']:.0f} ns, which should be 0 "
+        f"times within a device are off by {max(clock['error_ns']):.0f} ns at most, by the {clock['source'][0]}; "
+        f"timers tick every {max(clock['tick_ns'])} ns, multiprocessors run at {clock['cycles_per_ns'][0]:.3f} GHz; "
+        f"around the ring timers differ by {clock['closure_ns']:.0f} ns, which should be 0 "
         f"± {clock['closure_bound_ns']:.0f}",
         highlight=False,
     )

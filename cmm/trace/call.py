@@ -47,7 +47,8 @@ class Trace:
     @property
     def bounds_ns(self) -> list[float]:
         """How far the times of each device may be off against those of device 0."""
-        return self.offsets.from_first()[1]
+        bounds = zip(self.offsets.from_first()[1], self.clocks)
+        return [bound + clock.error_ns for bound, clock in bounds]
 
     def events(self, ctas=None, kinds=None) -> list[KernelEvent]:
         """Returns the events of these kinds in these CTAs; by default all."""
@@ -66,6 +67,42 @@ class Trace:
         """Returns how many marks should have been made and were not: 0, unless the trace was read from a file."""
         return int((expected_marks(self.layout, self.cells) & np.isnan(self.times.marks)).sum())
 
+    def causes(self, before: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Returns for each wait for signals the last of the signals that it has waited for.
+
+        Args:
+          before: where a span holds the signal, as in the readable kernel, take its begin in place of its end.
+
+        Returns:
+          When that was sent, `[device, CTA, cell]` in ns, NaN where nobody waits; and by which CTA of the device above.
+        """
+        cells, plan = self.cells, self.layout.plan
+        ends = self.spans("ready", LOADER)[1]
+        if self.layout.num_roles > SENDER:
+            sends = plan_sends(plan)
+            signals = self.moments("signal", SENDER)
+            chunk = cells.m_tile * sends.chunks + cells.k_step // sends.chunk_steps
+            per_step = plan.m_tiles * sends.chunks
+        else:
+            signals = self.spans("complete", MULTIPLIERS)[0 if before else 1]
+            chunk, per_step = np.zeros_like(cells.step), 1
+        sent_at, sent_by = np.full(ends.shape, np.nan), np.full(ends.shape, -1)
+        for device in range(len(ends)):
+            above = signals[(device + 1) % len(ends)]
+            cta, cell = np.nonzero(~np.isnan(above))
+            order = np.argsort(above[cta, cell], kind="stable")
+            cta, cell = cta[order], cell[order]
+            numbers = (cells.step * per_step + chunk)[cta, cell]
+            latest, by = (
+                np.full(self.layout.axis_size * per_step, np.nan),
+                np.full(self.layout.axis_size * per_step, -1),
+            )
+            latest[numbers], by[numbers] = above[cta, cell], cta  # The last one stays.
+            awaited = ~np.isnan(ends[device]) & (cells.step > 0)
+            needed = ((cells.step - 1) * per_step + chunk)[awaited]
+            sent_at[device][awaited], sent_by[device][awaited] = latest[needed], by[needed]
+        return sent_at, sent_by
+
     def causality(self) -> tuple[int, float]:
         """Checks that no wait for signals has ended before all of them were on their way.
 
@@ -73,28 +110,11 @@ class Trace:
           How many waits were checked, and by how much the earliest of them ended too early, in ns, after what clocks
           may be off: positive if an effect was seen before its cause, `-inf` if there were no waits.
         """
-        cells, size = self.cells, self.layout.axis_size
-        ends = self.spans("ready", LOADER)[1]
-        if self.layout.num_roles > SENDER:
-            sends = plan_sends(self.layout.plan)
-            signals = self.moments("signal", SENDER)
-            first_chunk = cells.m_tile * sends.chunks + cells.k_step // sends.chunk_steps
-            chunks_per_step = self.layout.plan.m_tiles * sends.chunks
-        else:
-            # The signal is sent between begin and end of this span.
-            signals = self.spans("complete", MULTIPLIERS)[0]
-            first_chunk, chunks_per_step = np.zeros_like(cells.step), 1
-        checked, worst = 0, -np.inf
-        for device in range(size):
-            above = (device + 1) % size
-            latest = np.full(size * chunks_per_step, -np.inf)
-            sent = ~np.isnan(signals[above])
-            np.maximum.at(latest, (cells.step * chunks_per_step + first_chunk)[sent], signals[above][sent])
-            awaited = ~np.isnan(ends[device])
-            causes = latest[((cells.step - 1) * chunks_per_step + first_chunk)[awaited]]
-            early = causes - ends[device][awaited] - (self.bounds_ns[device] + self.bounds_ns[above])
-            checked, worst = checked + early.size, max(worst, early.max(initial=-np.inf))
-        return checked, float(worst)
+        begun = self.causes(before=True)[0]
+        bounds = np.array(self.bounds_ns)
+        early = begun - self.spans("ready", LOADER)[1] - (bounds + np.roll(bounds, -1))[:, None, None]
+        early = early[~np.isnan(early)]
+        return early.size, float(early.max(initial=-np.inf))
 
 
 def trace_call(
@@ -111,13 +131,13 @@ def trace_call(
 ) -> Trace:
     """Records the last call of a steady chain.
 
-    Before and after the chain the devices compare their timers. Nobody waits for anything in between.
+    Before and after the chain the devices compare their timers. Nobody waits for anything within the chain.
 
     Args:
       problem: shapes and dtype.
-      mesh: a mesh of one axis, two devices or more.
+      mesh: a mesh of one axis.
       kernel, config, every, delay: as for `cmm.trace.record.record_events`.
-      calls: length of the chain; all calls note what they do. They follow one that is waited for.
+      calls: length of the chain; all calls note what they do.
       seed: of the operands.
       run: how a program is called: `Simulation.run` on simulated devices.
 
@@ -128,13 +148,45 @@ def trace_call(
     (axis,) = mesh.axis_names
     program, layout = recorded_program(problem, mesh, kernel, config, every, delay)
     operands = devices.random_operands(problem, mesh, seed, axis)
-    clock = clock_program(mesh)
-    zeros = jax.device_put(jnp.zeros(mesh.size, jnp.int32), NamedSharding(mesh, P(axis)))
-    jax.block_until_ready([run(clock, zeros), run(program, *operands)])
-    before = run(clock, zeros)
-    for _ in range(calls):
-        _, raw = run(program, *operands)
-    after = run(clock, zeros)
-    offsets = between(offsets_from(before), offsets_from(after))
+    jax.block_until_ready(run(program, *operands))
+    with OffsetsAround(mesh, run) as around:
+        for _ in range(calls):
+            _, raw = run(program, *operands)
+    return read_trace(kernel, layout, raw, around.offsets)
+
+
+class OffsetsAround:
+    """A context before and after which the devices of a mesh compare their timers; then it has `offsets`."""
+
+    def __init__(self, mesh, run=lambda program, *operands: program(*operands)):
+        (axis,) = mesh.axis_names
+        self.size, self.offsets = mesh.size, Offsets.none(mesh.size)
+        if mesh.size > 1:
+            zeros = jax.device_put(jnp.zeros(mesh.size, jnp.int32), NamedSharding(mesh, P(axis)))
+            # Waits: what is recorded in between must not hold this program.
+            self.compare = lambda: np.asarray(run(clock_program(mesh), zeros))
+            self.compare()  # Compiles it.
+
+    def __enter__(self):
+        self.before = self.compare() if self.size > 1 else None
+        return self
+
+    def __exit__(self, *error):
+        if self.size > 1 and error[0] is None:
+            self.offsets = between(offsets_from(self.before), offsets_from(self.compare()))
+
+
+def read_trace(kernel: str, layout: Layout, raw, offsets: Offsets) -> Trace:
+    """Returns the trace of one call.
+
+    Args:
+      kernel: its name in `cmm.METHODS`.
+      layout: what was noted where (`cmm.trace.record`).
+      raw: `i32[devices, CTAs, roles, slots, 2]`, the record.
+      offsets: of the timers.
+
+    Raises:
+      ValueError: the record is none.
+    """
     times, clocks = call_times(raw, offsets.from_first()[0])
     return Trace(kernel, layout, meaningful(times, layout), clocks, offsets, interpret.is_active())

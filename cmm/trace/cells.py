@@ -1,11 +1,11 @@
 """Which marks does a call of a ring kernel make, and what do they belong to?"""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from cmm.hopper.config import MatmulDimension
 from cmm.hopper.marks import LOADER, MULTIPLIERS, NUMBERS, PER_CELL, SENDER, SPANS, Layout
@@ -20,7 +20,8 @@ class Cells:
     Attributes:
       exists: a CTA with few tiles has few cells.
       step: of the ring.
-      index: number of the tile of the result among those of the CTA.
+      index: number of the tile of the result among those of the CTA in this step; in all steps where these share
+        rounds.
       k_step: number of the cell's first product within its tile.
       m_tile, n_tile: the tile of the result.
     """
@@ -38,26 +39,30 @@ class Cells:
         return self.exists & (self.k_step == 0)
 
 
+@functools.cache
 def cells_of(layout: Layout) -> Cells:
     """Returns what the cells of a kernel stand for."""
     plan = layout.plan
     cta = np.arange(plan.num_ctas)[:, None]
     use = np.arange(layout.cells)[None, :] * layout.every
-    tiles = (plan.m_tiles * plan.n_tiles - cta + plan.num_ctas - 1) // plan.num_ctas
-    in_step = np.maximum(tiles * plan.k_steps, 1)
-    step, rest = use // in_step, use % in_step
-    index, k_step = rest // plan.k_steps, rest % plan.k_steps
-    shape = (plan.m_tiles, plan.n_tiles)
-    order = lambda n: plgpu.planar_snake(n, shape, plan.config.grid_minor_dim, plan.config.grid_tile_width)
-    places = np.stack(jax.vmap(order)(jnp.arange(plan.m_tiles * plan.n_tiles)))
-    linear = np.minimum(cta + index * plan.num_ctas, places.shape[1] - 1)
-    exists = use < layout.axis_size * tiles * plan.k_steps
-    return Cells(exists, step, index, k_step, *places[:, linear])
+    tiles = plan.m_tiles * plan.n_tiles
+    index, k_step = np.broadcast_arrays(use // plan.k_steps + 0 * cta, use % plan.k_steps)
+    if layout.shared_rounds:
+        # As `cmm.hopper.rounds.Rounds` deals out the tiles of all steps, in numpy.
+        step, linear = np.divmod(cta + index * plan.num_ctas, tiles)
+        exists = step < layout.axis_size
+    else:
+        mine = (tiles - cta + plan.num_ctas - 1) // plan.num_ctas
+        step, index = np.divmod(index, np.maximum(mine, 1))
+        linear = cta + index * plan.num_ctas
+        exists = use < layout.axis_size * mine * plan.k_steps
+    places = np.stack(jax.vmap(plan.place)(jnp.arange(tiles)))
+    return Cells(exists, step, index, k_step, *places[:, np.minimum(linear, tiles - 1)])
 
 
 def sends_of(layout: Layout, cells: Cells) -> np.ndarray:
     """Returns which uses of each CTA send their tile of A, `[CTA, cell, use in the cell]`."""
-    sending = cells.exists & (cells.step < layout.axis_size - 1)
+    sending = cells.exists & (cells.step < layout.sending_steps)
     if layout.num_roles <= SENDER:
         return np.repeat((sending & (cells.n_tile == 0))[..., None], layout.every, axis=-1)
     config = layout.plan.config
@@ -87,7 +92,7 @@ def expected_marks(layout: Layout, cells: Cells) -> np.ndarray:
         sent_before = np.roll(mine.reshape(len(mine), -1), 1, axis=1).reshape(mine.shape)
         expect(SENDER, "full", cells.exists)
         expect(SENDER, "issue", mine.any(-1))
-        expect(SENDER, "read", sent_before.any(-1))
+        expect(SENDER, "read", cells.exists & sent_before.any(-1))
         for name in ("complete", "signal"):
             expect(SENDER, name, last.any(-1))
     else:
@@ -96,7 +101,7 @@ def expected_marks(layout: Layout, cells: Cells) -> np.ndarray:
         for name in ("read", "complete"):
             expect(MULTIPLIERS, name, mine.any(-1) & cells.opens_tile)
     expect(LOADER, "empty", cells.exists)
-    expect(LOADER, "ready", cells.exists & (cells.step > 0) & begins_chunk)
+    expect(LOADER, "ready", cells.exists & (cells.step > 0) & begins_chunk & layout.communicates)
     for role in (0, 1):
         expect(role, "full", cells.exists)
         for name in ("done", "store"):

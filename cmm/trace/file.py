@@ -16,6 +16,7 @@ from cmm.trace.times import Clock, Times
 from cmm.winners import config_fields
 
 _EACH = 8
+_LAYOUT = ("num_roles", "every", "communicates", "shared_rounds")
 RULE = f"marks of CTAs whose number is a multiple of {_EACH} or that compute a tile of column 0; begin and end of all"
 
 
@@ -53,8 +54,7 @@ def to_record(trace: Trace, problem, summary: dict, **more) -> dict:
         "simulated": trace.simulated,
         "config": config,
         "num_ctas": layout.plan.num_ctas,
-        "num_roles": layout.num_roles,
-        "every": layout.every,
+        **{name: getattr(layout, name) for name in _LAYOUT},
         "summary": summary,
         "clocks": [list(clock) for clock in trace.clocks],
         "offsets": [list(trace.offsets.pair_ns), list(trace.offsets.bound_ns)],
@@ -74,7 +74,7 @@ def from_record(record: dict) -> Trace:
         fields[name] = MatmulDimension[fields[name]]
     problem = record["problem"]
     plan = Plan(problem["m_shard"], problem["n_shard"], problem["k"], TuningConfig(**fields), record["num_ctas"])
-    layout = Layout(plan, problem["axis_size"], record["num_roles"], record["every"])
+    layout = Layout(plan, problem["axis_size"], *(record[name] for name in _LAYOUT))
     begin, end = np.array(record["begin_ns"], float), np.array(record["end_ns"], float)
     marks = np.full((*begin.shape, layout.cells, PER_CELL), np.nan)
     for device, ctas in enumerate(record["marks"]):
@@ -85,6 +85,14 @@ def from_record(record: dict) -> Trace:
     clocks = [Clock(*values) for values in record["clocks"]]
     offsets = Offsets(*(tuple(values) for values in record["offsets"]))
     return Trace(record["kernel"], layout, times, clocks, offsets, record["simulated"])
+
+
+def file_name(record: dict) -> str:
+    """Returns the name of the file of a record: kernel, device kind, number of devices, shapes and dtype."""
+    p, kind = record["problem"], record["device_kind"].replace("NVIDIA ", "").replace(" ", "_").lower()
+    kind = "simulated" if record["simulated"] else kind
+    shape = f"d{p['axis_size']}_m{p['m_shard']}_k{p['k']}_n{p['n_shard']}_{p['dtype']}"
+    return f"trace_{record['kernel']}_{kind}_{shape}.json"
 
 
 def write(record: dict, path) -> pathlib.Path:

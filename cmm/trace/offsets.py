@@ -3,8 +3,9 @@
 GPUs play ping-pong with semaphores and note when they hit and when they were hit, as NTP does with packets: device `a`
 signals at `t0`, its neighbour `b` has the signal at `t1` and answers at `t2`, `a` has the answer at `t3`. The timer of
 `b` is ahead by `((t1 - t0) + (t2 - t3)) / 2`, and wrong by at most half of the time under way, `(t3 - t0) - (t2 - t1)`.
-Of many rounds that one counts in which it was shortest. Every neighbouring pair of the ring plays, so the differences
-around the ring must add up to nothing: a check of everything between the clocks and here.
+Of many rounds that one counts in which it was shortest. Nothing is stored while a pair plays, for a signal waits until
+everybody can see what was stored before. Every neighbouring pair of the ring plays, so the differences around the ring
+must add up to nothing: a check of everything between the clocks and here.
 
 Source: RFC 5905, section 8.
 """
@@ -22,11 +23,12 @@ from jax.sharding import PartitionSpec as P
 
 from cmm.hopper import clocks
 from cmm.hopper.axes import forget_axes
-from cmm.trace.times import to_int64
+from cmm.trace.times import Ticks, is_fine, to_int64
 
 # Slots of one round on one device: three for a tick of its timer, then t0 to t3. Every round has a tick of its own, for
 # the length of a cycle may change from one to the next.
 _TICK, _NOTES, _PER_ROUND = 0, 3, 7
+_STORES_NS = 2000  # After this time everybody has long seen what was stored.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +53,11 @@ class Offsets:
     def closure_bound_ns(self) -> float:
         """How much that may be."""
         return sum(self.bound_ns)
+
+    @classmethod
+    def none(cls, size: int) -> "Offsets":
+        """Returns the offsets of devices that nobody compares: none is known, and none is needed."""
+        return cls((0.0,) * size, (0.0,) * size)
 
     def from_first(self) -> tuple[list[float], list[float]]:
         """Returns how far each device's timer is ahead of that of device 0, and the bounds, by the better way round."""
@@ -89,7 +96,6 @@ def clock_program(mesh, rounds: int = 100):
         semaphores = pl.get_global(plgpu.SemaphoreType.REGULAR((2,)))
         ping, pong = semaphores.at[0], semaphores.at[1]
         me = lax.axis_index(axis)
-        note = lambda slot: clocks.write_cycles(out_gmem, slot, clocks.WARPGROUP)
 
         @pl.loop(0, rounds)
         def _round(number):
@@ -100,17 +106,22 @@ def clock_program(mesh, rounds: int = 100):
 
                 @pl.when(me == pair)
                 def _serve(first=first, partner=partner):
-                    note(first)
+                    clocks.spin(_STORES_NS)
+                    hit = clocks.read_mark()
                     pl.semaphore_signal(ping, device_id={axis: partner})
                     pl.semaphore_wait(pong)
-                    note(first + 3)
+                    was_hit = clocks.read_mark()
+                    clocks.store_mark(out_gmem, first, hit)
+                    clocks.store_mark(out_gmem, first + 3, was_hit)
 
                 @pl.when(me == partner)
                 def _return(first=first, pair=pair):
                     pl.semaphore_wait(ping)
-                    note(first + 1)
-                    note(first + 2)
+                    was_hit = clocks.read_mark()
+                    hit = clocks.read_mark()
                     pl.semaphore_signal(pong, device_id={axis: pair})
+                    clocks.store_mark(out_gmem, first + 1, was_hit)
+                    clocks.store_mark(out_gmem, first + 2, hit)
 
     def play(x):
         out_type = jax.ShapeDtypeStruct((rounds * _PER_ROUND, 2), jnp.int32)
@@ -121,9 +132,9 @@ def clock_program(mesh, rounds: int = 100):
 
 def offsets_from(raw) -> Offsets:
     """Computes offsets from what the program of `clock_program` returns."""
-    values = to_int64(raw)
-    size = len(values)
-    times, origins, errors_ns = zip(*(_device_times(device) for device in values))
+    raw = np.asarray(raw)
+    size = len(raw)
+    times, origins, errors_ns = zip(*(_device_times(device) for device in raw))
     pairs, bounds = [], []
     for a in range(size):
         b = (a + 1) % size
@@ -137,13 +148,13 @@ def offsets_from(raw) -> Offsets:
     return Offsets(tuple(pairs), tuple(bounds))
 
 
-def _device_times(values) -> tuple[np.ndarray, int, float]:
-    """Returns `[round, 4]` in ns after a reading of the device's timer, that reading, and how far off ticks may be."""
-    rounds = values.reshape(-1, _PER_ROUND)
-    before, after, tick = rounds[:, _TICK : _TICK + 3].T
-    origin = int(tick[0])
-    rate = float(after[-1] - after[0]) / float(tick[-1] - tick[0])
-    # Differences first: cycles and nanoseconds are too large for the 53 bits of a float.
-    half = (after - before) / 2
-    since_tick = rounds[:, _NOTES:] - before[:, None] - half[:, None]
-    return (tick - origin)[:, None] + since_tick / rate, origin, float(half.max() / rate)
+def _device_times(raw) -> tuple[np.ndarray, int, float]:
+    """Returns `[round, 4]` in ns after a reading of the device's timer, that reading, and how far off they may be."""
+    rounds = raw.reshape(-1, _PER_ROUND, 2)
+    ticks = Ticks(to_int64(rounds[:, _TICK : _TICK + 3]))
+    tick_ns = int(np.gcd.reduce(ticks.ns - ticks.ns[0]))
+    marks = rounds[:, _NOTES:]
+    if is_fine(tick_ns):
+        return ticks.by_timer(marks) + tick_ns / 2, ticks.origin, tick_ns / 2
+    rate = float(ticks.after[-1] - ticks.after[0]) / float(ticks.ns[-1] - ticks.ns[0])
+    return ticks.by_cycles(marks, rate), ticks.origin, float(ticks.half.max() / rate)

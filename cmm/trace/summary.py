@@ -39,6 +39,8 @@ def summarize(trace: Trace) -> dict:
         "every": trace.layout.every,
         "waits": waits(trace),
         "clock": {
+            "source": [clock.source for clock in trace.clocks],
+            "error_ns": [round(clock.error_ns, 1) for clock in trace.clocks],
             "cycles_per_ns": [round(clock.cycles_per_ns, 5) for clock in trace.clocks],
             "tick_ns": [clock.tick_ns for clock in trace.clocks],
             "tick_error_ns": [round(clock.tick_error_ns, 1) for clock in trace.clocks],

@@ -1,8 +1,10 @@
-"""From what a kernel wrote down to nanoseconds: cycles of each multiprocessor, put on the timer of its GPU.
+"""From what a kernel wrote down to nanoseconds: by the timer of each GPU where it ticks often, else by cycles.
 
-The timer of a GPU may tick only once in a microsecond, but every CTA has noted its cycles just before and just after a
-tick. Counted from there, cycles give the time of every mark. How long a cycle is follows from all CTAs together: each
-role has read both clocks at its begin and at its end, and what the timer rounds off averages out.
+Where the timer ticks at least every 100 ns, its readings are the times. Elsewhere cycles of each multiprocessor are put
+on it: every CTA has noted its cycles just before and just after a tick, and counted from there, cycles give the time of
+every mark. How long a cycle is follows from all CTAs together, since each role has noted both clocks at its begin and
+at its end. That is coarser: power changes the length of a cycle during a call, on an H200 so much that times in its
+middle are wrong by 2 microseconds.
 """
 
 import dataclasses
@@ -12,22 +14,84 @@ import numpy as np
 
 from cmm.hopper.marks import BEGIN, DELAY, END, HEADER, LOADER, PER_CELL, TICK
 
+_FINE_TICK_NS = 100
+
+
+def is_fine(tick_ns: int) -> bool:
+    """Says whether a timer that ticks so often is better than counting cycles."""
+    return tick_ns <= _FINE_TICK_NS
+
 
 class Clock(NamedTuple):
     """How good the times of one device are.
 
     Attributes:
-      cycles_per_ns: speed of the multiprocessors during the call.
+      source: "timer" or "cycles", of which the times are made.
+      error_ns: how far a time of this device may be off against another one of the same device.
+      cycles_per_ns: mean speed of the multiprocessors during the call.
       tick_ns: resolution of the device's timer: every reading is a multiple of it.
       tick_error_ns: how far a tick may be from where it was seen; the largest of all CTAs.
-      disagreement_ns: by how much readings of the timer at begin and end of roles lie outside of the tick in which the
-        computed times put them; the largest of all. Cycles that change their length during a call show here.
+      disagreement_ns: by how much times that are made of cycles lie outside of the tick that the timer showed with
+        them; the largest of all marks. Cycles that change their length during a call show here.
     """
 
+    source: str
+    error_ns: float
     cycles_per_ns: float
     tick_ns: int
     tick_error_ns: float
     disagreement_ns: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Ticks:
+    """Where a tick of the timer was seen: one for each row of marks.
+
+    Attributes:
+      values: `i64[rows, 3]`: cycles shortly before a tick and shortly after it, and the nanoseconds at the tick.
+    """
+
+    values: np.ndarray
+
+    @property
+    def after(self) -> np.ndarray:
+        return self.values[:, 1]
+
+    @property
+    def ns(self) -> np.ndarray:
+        return self.values[:, 2]
+
+    @property
+    def half(self) -> np.ndarray:
+        """How far a tick may be from the middle of both readings, in cycles."""
+        return (self.after - self.values[:, 0]) / 2
+
+    @property
+    def origin(self) -> int:
+        """A reading of the timer, from which times count: 53 bits of a float are too few for whole ones."""
+        return int(self.ns[0])
+
+    def by_timer(self, marks) -> np.ndarray:
+        """Returns the times of `marks`, `i32[rows, ..., 2]` as `cmm.hopper.clocks.write_mark` writes them."""
+        return (self._near(self.ns, marks[..., 1]) - self.origin).astype(float)
+
+    def by_cycles(self, marks, cycles_per_ns: float) -> np.ndarray:
+        """Returns them counted in cycles from the tick of their row."""
+        cycles = self._near(self.values[:, 0], marks[..., 0])
+        return self.from_cycles(cycles, cycles_per_ns)
+
+    def from_cycles(self, cycles, cycles_per_ns: float) -> np.ndarray:
+        """Returns the times of whole cycles, `i64[rows, ...]`."""
+        rows = lambda values: values.reshape(-1, *[1] * (cycles.ndim - 1))
+        since_tick = cycles - rows(self.values[:, 0]) - rows(self.half)
+        return rows(self.ns - self.origin) + since_tick / cycles_per_ns
+
+    @staticmethod
+    def _near(whole, low) -> np.ndarray:
+        """Returns the values whose low halves are `low` and that are nearest to those of the rows."""
+        whole = whole.reshape(-1, *[1] * (low.ndim - 1))
+        ahead = (low.astype(np.int64) - whole) & 0xFFFFFFFF
+        return whole + ahead - ((ahead >> 31) << 32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,35 +123,36 @@ def device_times(raw) -> tuple[np.ndarray, int, Clock]:
       raw: `i32[CTAs, roles, slots, 2]`, one device's share of what `record_events` returns.
 
     Returns:
-      `f64[CTAs, roles, slots]` in ns after `origin`, NaN where nothing was noted; `origin`, a reading of the device's
-      timer; and how good these times are.
+      `f64[CTAs, roles, slots]` in ns after `origin`, NaN where nothing was noted; of the header only `BEGIN`, `END` and
+      `DELAY` are times. `origin`, a reading of the device's timer. And how good these times are.
 
     Raises:
       ValueError: the record is none, or not of a call that has ended.
     """
-    values = to_int64(raw)
-    timer = values[:, :, [BEGIN + 1, END + 1]]
-    cycles = values[:, :, [BEGIN, END]]
-    before, after, tick = (values[:, LOADER, TICK + number] for number in range(3))
-    origin = int(timer[..., 0].min())
-    timer, tick = timer - origin, tick - origin
+    raw = np.asarray(raw)
+    header = to_int64(raw[:, :, :HEADER])
+    cycles, timer = header[:, :, [BEGIN, END]], header[:, :, [BEGIN + 1, END + 1]]
+    ticks = Ticks(header[:, LOADER, TICK : TICK + 3])
     elapsed_ns = np.diff(timer)
-    if origin <= 0 or (elapsed_ns < 0).any() or (np.diff(cycles) < 0).any() or not elapsed_ns.sum():
+    if ticks.origin <= 0 or (elapsed_ns < 0).any() or (np.diff(cycles) < 0).any() or not elapsed_ns.sum():
         raise ValueError("This is no record of a call: its clocks run backwards, or stand still.")
     rate = float(np.diff(cycles).sum() / elapsed_ns.sum())
-    tick_ns = int(np.gcd.reduce(np.concatenate([timer.ravel(), tick])))
-    half = (after - before) / 2
-    # Differences first: cycles and nanoseconds are too large for the 53 bits of a float.
-    times = tick[:, None, None] + (values - before[:, None, None] - half[:, None, None]) / rate
-    clock = Clock(rate, tick_ns, float(half.max() / rate), _disagreement_ns(times[:, :, [BEGIN, END]], timer, tick_ns))
+    tick_ns = int(np.gcd.reduce(np.concatenate([(timer - ticks.origin).ravel(), ticks.ns - ticks.origin])))
+    by_timer, by_cycles = ticks.by_timer(raw), ticks.by_cycles(raw, rate)
+    by_timer[:, :, [BEGIN, END]] = timer - ticks.origin
+    by_cycles[:, :, [BEGIN, END]] = ticks.from_cycles(cycles, rate)
     # What a slot holds that nobody wrote to in this call is older, or no time at all.
-    noted = (values >= cycles[..., :1]) & (values <= cycles[..., 1:])
-    return np.where(noted, times, np.nan), origin, clock
-
-
-def _disagreement_ns(times, timer, tick_ns) -> float:
-    """Returns how far times lie outside of `[reading, reading + tick_ns]`."""
-    return float(np.maximum(np.maximum(timer - times, times - timer - tick_ns), 0).max())
+    noted = (by_timer >= by_timer[:, :, [BEGIN]]) & (by_timer <= by_timer[:, :, [END]])
+    noted[:, :, [TICK, TICK + 1, TICK + 2, BEGIN + 1, END + 1]] = False
+    early, late = by_timer - by_cycles, by_cycles - by_timer - tick_ns
+    disagreement_ns = float(np.max(np.maximum(early, late), where=noted, initial=0))
+    tick_error_ns = float(ticks.half.max() / rate)
+    if is_fine(tick_ns):
+        source, times, error_ns = "timer", by_timer + tick_ns / 2, tick_ns
+    else:
+        source, times, error_ns = "cycles", by_cycles, tick_error_ns + disagreement_ns
+    clock = Clock(source, float(error_ns), rate, tick_ns, tick_error_ns, disagreement_ns)
+    return np.where(noted, times, np.nan), ticks.origin, clock
 
 
 def call_times(raw, offsets_ns) -> tuple[Times, list[Clock]]:

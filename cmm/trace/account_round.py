@@ -1,0 +1,126 @@
+"""One round of an account: every program of every method runs once under one profiler, and is read."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from cmm.measure import Program
+from cmm.recording import GpuEvent, record_in_turn
+from cmm.trace.account import Round
+from cmm.trace.call import Trace, read_trace
+from cmm.trace.critical import call_us, critical_parts_us
+from cmm.trace.offsets import between, offsets_from
+from cmm.trace.periods import kernel_us, period_parts_us
+
+CALLS = 8  # In one program, on as many operand pairs, as in the ladder.
+STARTS = 4  # While the GPUs are recorded; the first one does not count.
+NOTING = ("recorded", "twin_recorded")
+
+
+@dataclasses.dataclass
+class Method:
+    """A method that runs: its program, and for a ring kernel those that it is compared with."""
+
+    name: str
+    title: str
+    program: Program
+    twin: Program | None = None
+    recorded: "Recorded | None" = None
+    twin_recorded: "Recorded | None" = None
+    rounds: dict[int, Round] = dataclasses.field(default_factory=dict)
+    traces: list[Trace] = dataclasses.field(default_factory=list)
+
+    def programs(self) -> dict[str, Program]:
+        """Returns what runs in a round, by name of the field."""
+        found = {"program": self.program}
+        if self.twin:
+            found |= {"twin": self.twin} | {kind: getattr(self, kind).program for kind in NOTING}
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """A program of several calls that note what they do, and how their records are read."""
+
+    program: Program
+    layout: object
+
+
+@dataclasses.dataclass
+class Piece:
+    """One piece of a recorded round: what ran, what it noted, and the events of each GPU."""
+
+    start: Callable
+    noted: list = dataclasses.field(default_factory=list)
+    events: dict[int, list[GpuEvent]] = dataclasses.field(default_factory=dict)
+
+    def kernels_us(self) -> dict[int, float]:
+        """Returns the kernel time of each GPU."""
+        if not self.events:
+            raise RuntimeError("The profiler recorded no GPU events. Is another profiler attached?")
+        return {device: kernel_us(events, STARTS, CALLS) for device, events in self.events.items()}
+
+
+def record_round(methods, around, mark) -> dict[tuple, Piece]:
+    """Runs all programs of all methods under one profiler; before and after what notes times, timers are compared."""
+    pieces = {}
+    for method in methods:
+        for kind, program in method.programs().items():
+            if kind in NOTING:
+                pieces[method.name, kind, "before"] = Piece(lambda: [around.compare()])
+            pieces[method.name, kind] = Piece(functools.partial(_start, program))
+            if kind in NOTING:
+                pieces[method.name, kind, "after"] = Piece(lambda: [around.compare()])
+
+    def run(piece, kind):
+        results = piece.start()
+        if len(kind) == 3:
+            piece.noted = results
+        elif kind[1] in NOTING:
+            piece.noted = [raw for _, raw in results[-1][1:]]  # The first call of a start follows a pause.
+        return results
+
+    runs = [(functools.partial(run, piece, kind), jax.block_until_ready) for kind, piece in pieces.items()]
+    for piece, events in zip(pieces.values(), record_in_turn(runs, mark), strict=True):
+        for event in events:
+            piece.events.setdefault(event.device, []).append(event)
+    return pieces
+
+
+def _start(program):
+    return [program.start_chain(program.operands) for _ in range(STARTS)]
+
+
+def read_round(method, wall_us, pieces) -> Round:
+    of = lambda kind: pieces[method.name, kind]
+    kernels_us = of("program").kernels_us()
+    slowest = max(kernels_us, key=kernels_us.get)
+    period = period_parts_us(of("program").events[slowest], STARTS, CALLS)
+    if method.twin is None:
+        return Round(wall_us, kernels_us[slowest], period)
+    parts, traces = _look_inside(method, "recorded", pieces)
+    twin_parts, _ = _look_inside(method, "twin_recorded", pieces)
+    twin_us, recorded_us, twin_recorded_us = (
+        max(of(kind).kernels_us().values()) for kind in ("twin", "recorded", "twin_recorded")
+    )
+    method.traces += traces
+    return Round(wall_us, kernels_us[slowest], period, twin_us, parts, twin_parts, recorded_us, twin_recorded_us)
+
+
+def _look_inside(method, kind, pieces) -> tuple[dict[str, float], list[Trace]]:
+    """Returns the parts of the critical chain of a program that notes what it does, and what it noted."""
+    before, after = (offsets_from(pieces[method.name, kind, when].noted[0]) for when in ("before", "after"))
+    offsets, layout = between(before, after), getattr(method, kind).layout
+    traces = [read_trace(method.name, layout, np.asarray(raw), offsets) for raw in pieces[method.name, kind].noted]
+    missing = sum(trace.missing() for trace in traces)
+    if missing:
+        raise RuntimeError(f"{missing} marks are missing in {len(traces)} recorded calls.")
+    lengths_us = np.array([call_us(trace) for trace in traces])
+    device = int(np.median(lengths_us, axis=0).argmax())  # The slowest GPU, as everywhere.
+    parts = [critical_parts_us(trace, device) for trace in traces]
+    middle = np.argsort(lengths_us[:, device])[len(parts) // 4 : len(parts) - len(parts) // 4]
+    typical = [parts[number] for number in middle]
+    return {name: float(np.mean([of_call[name] for of_call in typical])) for name in typical[0]}, traces

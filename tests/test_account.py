@@ -1,0 +1,193 @@
+"""Accounts of where time goes: terms that add up, a rest that is what they leave, and figures of nothing else."""
+
+import dataclasses
+import functools
+
+import jax
+import pytest
+from rich.console import Console
+
+import cmm.interpret as ci
+from cmm import devices, measure, rungs
+from cmm.measure import spread
+from cmm.plots import palette
+from cmm.plots.__main__ import accounts
+from cmm.plots.account import account_data, draw_account
+from cmm.plots.traces import trace_figures
+from cmm.recording import GpuEvent
+from cmm.roofline import Problem
+from cmm.trace import account as account_module, account_round, account_run, file as trace_file
+from cmm.trace.account import INSIDE, TERMS, Account, Round, account_of
+from cmm.trace.account_table import print_account
+from cmm.trace.call import OffsetsAround, trace_call
+from cmm.trace.critical import PARTS
+from cmm.trace.periods import kernel_us, period_parts_us
+from cmm.trace.summary import summarize
+
+
+def _event(name, start_us, end_us, stream="1"):
+    return GpuEvent(0, stream, name, start_us, end_us)
+
+
+def _chain(starts=3, calls=4, matmul_us=90.0):
+    """Returns events of calls that take 130 µs: barrier, a copy to a peer that a matmul overlaps half, another copy."""
+    events = []
+    for start_us in range(0, starts * calls * 130, 130):
+        events += [
+            _event("MultiGpuBarrierKernel", start_us, start_us + 5),
+            _event("MemcpyP2P", start_us + 5, start_us + 25, "2"),
+            _event("gemm", start_us + 15, start_us + 15 + matmul_us),
+            _event("MemcpyD2D", start_us + 108, start_us + 128),
+        ]
+    return events
+
+
+def test_every_moment_of_a_call_counts_once():
+    parts = period_parts_us(_chain(), starts=3, calls=4)
+    expected = {"matmul": 90, "transfer": 10, "memory": 20, "barrier": 5, "gap": 5}
+    assert parts == pytest.approx(expected) and sum(parts.values()) == pytest.approx(130)
+    assert kernel_us(_chain(), starts=3, calls=4) == pytest.approx(90)
+
+
+def test_an_incomplete_recording_is_refused():
+    with pytest.raises(ValueError, match="11 matmuls"):
+        period_parts_us([e for e in _chain() if (e.name, e.start_us) != ("gemm", 15)], starts=3, calls=4)
+    with pytest.raises(ValueError, match="0 matmuls"):
+        kernel_us([], starts=3, calls=4)
+
+
+def _account():
+    """Returns an account of three rounds in which a ring kernel takes 10 µs longer, of which 9.5 are explained."""
+    gemm_us = [93.0, 93.5, 94.0]
+    period = {"matmul": 103.0, "transfer": 0.0, "memory": 0.0, "barrier": 3.0, "gap": 1.0}
+    twin_parts = dict.fromkeys(PARTS, 0.0) | {"products_sending": 43.0, "products_last": 43.0, "end": 1.5}
+    parts = twin_parts | {"products_sending": 48.0, "announce": 2.5, "flight": 1.0}
+    kernel = lambda gemm: Round(
+        gemm + 14.75, gemm + 10, period, gemm + 1, parts, twin_parts, gemm + 10.6, twin_recorded=gemm + 1.5
+    )
+    naive = lambda gemm: Round(gemm + 55, gemm, period | {"matmul": gemm - 1, "transfer": 54.0, "barrier": 0.0})
+    details = {"recorded_calls": 24, "clock_error_ns": 32.0, "device_bound_ns": 900.0}
+    methods = (
+        account_of("gemm_only", "GEMM only", [naive(gemm) for gemm in gemm_us], gemm_us),
+        account_of("naive", "all-gather + matmul", [naive(gemm) for gemm in gemm_us], gemm_us),
+        account_of("pallas", "one kernel", [kernel(gemm) for gemm in gemm_us], gemm_us, **details),
+    )
+    return Account(
+        Problem(2, 1024, 4096, 4096, "float16"),
+        {"device_kind": "NVIDIA H200"},
+        {"jax": "0.11.2"},
+        "normal(0, 1)",
+        "rounds",
+        "2026-01-31",
+        "python -m cmm.trace --account",
+        3,
+        spread(gemm_us),
+        methods,
+        {"ring": "RuntimeError: no events"},
+    )
+
+
+def test_terms_and_rest_add_up():
+    _, naive, kernel = _account().methods
+    assert kernel.kernel.difference_us.median == pytest.approx(10)
+    assert kernel.kernel.explained_us.median == pytest.approx(9.5)
+    assert kernel.kernel.rest_us.median == pytest.approx(0.5) and kernel.kernel.share == pytest.approx(0.95)
+    assert kernel.kernel.recording_us.median == pytest.approx(0.1)
+    assert set(INSIDE) < set(kernel.terms) == set(TERMS)
+    for method, beyond in ((naive, 55), (kernel, 14.75)):
+        total = sum(term.median for term in method.terms.values()) + method.rest_us.median
+        assert total == pytest.approx(beyond)
+    assert naive.terms["own_products"].median == pytest.approx(-1) and naive.kernel is None
+
+
+def test_file_and_figure(tmp_path):
+    account = _account()
+    path = account_module.save(account, tmp_path / account_module.file_name(account))
+    assert path.name == "account_h200_d2_m1024_k4096_n4096_float16.json"
+    assert account_module.load(path) == dataclasses.replace(account, methods=account_module.load(path).methods)
+    ((name, draw, data),) = accounts(tmp_path)
+    assert name == "breakdown_h200_d2"
+    palette.save(draw(), tmp_path, name, data())
+    assert len(list(accounts(tmp_path / "data"))) == 0  # What is drawn is not taken for an account.
+    fig, data = draw_account(account), account_data(account)
+    patches = {p.get_gid(): p for ax in fig.axes for p in ax.patches + ax.artists + ax.get_children() if p.get_gid()}
+    for method in data["methods"]:
+        end_us = 0.0
+        for bar in method["bars"]:
+            patch = patches[f"account-{method['name']}-{bar['name'].replace(' ', '-')}"]
+            assert patch.get_x() == pytest.approx(end_us) and bar["start_us"] == pytest.approx(end_us)
+            end_us = patch.get_x() + patch.get_width()
+            assert bool(patch.get_hatch()) == (bar["name"] == "unexplained")
+        assert end_us == pytest.approx(method["total_us"], abs=1e-6)
+    assert patches["term-pallas-announce"].get_width() == pytest.approx(2.5)
+    assert "term-pallas-drain" not in patches  # Nothing.
+
+
+def test_table(capsys):
+    print_account(Console(width=160), _account())
+    out = capsys.readouterr().out
+    assert "95 % explained" in out and "ring: RuntimeError: no events" in out
+
+
+def test_timelines_of_recorded_calls(tmp_path):
+    mesh, problem = devices.ring_mesh(jax.devices("cpu")[:2]), Problem(2, 256, 256, 128, "float16")
+    with ci.simulate(core_count=2) as sim:
+        trace = trace_call(problem, mesh, "pallas", calls=1, run=sim.run)
+    about = {"device_kind": "NVIDIA H200", "versions": {"jax": "0.11.2"}, "date": "2026-01-31"}
+    record = trace_file.to_record(trace, problem, summarize(trace), **about)
+    trace_file.write(record, tmp_path / trace_file.file_name(record))
+    assert list(trace_figures(tmp_path)) == []  # Simulated times are not drawn as times.
+    record |= {"simulated": False}
+    trace_file.write(record, tmp_path / trace_file.file_name(record))
+    found = {name: (draw(), data()) for name, draw, data in trace_figures(tmp_path)}
+    names = ["kernel_timeline_pallas_h200_d2_call", "kernel_timeline_pallas_h200_d2_step_change"]
+    assert list(found) == names
+    low, high = found[names[0]][1]["window_us"]
+    inner = found[names[1]][1]["window_us"]
+    assert low == 0 <= inner[0] < inner[1] <= high
+
+
+def test_measuring_makes_an_account_of_every_method_that_runs(monkeypatch):
+    """All but the GPUs' record: kernels run on simulated devices, their kernel times are made up."""
+    mesh, problem = devices.ring_mesh(jax.devices("cpu")[:2]), Problem(2, 128, 128, 256, "float16")
+    for name, value in (("CALLS", 2), ("_SHORT_STARTS", 1), ("_LONG_STARTS", 2)):
+        monkeypatch.setattr(account_run, name, value)
+    for name in ("CALLS", "STARTS"):
+        monkeypatch.setattr(account_round, name, 2)
+    in_shard_map = rungs.in_shard_map
+
+    def record_in_turn(runs, mark):
+        for run, wait in runs:
+            wait(run())
+        events = [GpuEvent(d, "1", "mosaic", 100.0 * i, 100.0 * i + 90 + d) for d in range(2) for i in range(4)]
+        return [events] * len(runs)
+
+    with ci.simulate(core_count=2) as sim:
+
+        def program(start, operands, start_chain):
+            return measure.Program(start, operands, start_chain=lambda pairs: sim.run(start_chain, pairs))
+
+        def build(*arguments, **options):
+            made = lambda *parts: in_shard_map(*arguments, **options)(*parts)
+            return lambda *parts: program((one := made(*parts)).start, one.operands, one.start_chain)
+
+        monkeypatch.setattr(account_run, "Program", program)
+        monkeypatch.setattr(account_run, "in_shard_map", build)
+        monkeypatch.setattr(rungs, "in_shard_map", build)
+        monkeypatch.setattr(account_round, "record_in_turn", record_in_turn)
+        monkeypatch.setattr(account_run, "OffsetsAround", functools.partial(OffsetsAround, run=sim.run))
+        monkeypatch.setattr(devices, "is_simulated", lambda found: False)
+        account = account_run.measure_account(problem, mesh, ("gemm_only_torch", "pallas"), rounds=1)
+    assert list(account.skipped) == ["gemm_only_torch"] and account.rounds == 1
+    gemm, kernel = account.methods
+    assert gemm.kernel_us.median == kernel.kernel_us.median == 91
+    assert kernel.kernel.recorded_calls == 1 and kernel.kernel.difference_us.median == 0
+    assert kernel.terms["announce"].median > 0 and gemm.terms["gap"].median == pytest.approx(9)
+
+
+def test_simulated_devices_have_no_account():
+    mesh = devices.ring_mesh(jax.devices("cpu")[:2])
+    with pytest.raises(NotImplementedError, match="needs GPUs"):
+        account_run.measure_account(Problem(2, 128, 128, 128, "float16"), mesh)
+    with pytest.raises(ValueError, match="must be among"):
+        account_run.measure_account(Problem(2, 128, 128, 128, "float16"), mesh, ("gemm_only",))

@@ -1,0 +1,231 @@
+"""Rounds that span steps: every tile once and in order; with them the fast kernel is right, quiet and traceable."""
+
+import dataclasses
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from late_kernels import late_shard
+
+import cmm.interpret as ci
+from cmm import devices
+from cmm.hopper import MatmulDimension, TuningConfig, all_gather_lhs_matmul_fast, default_config, fast_kernel
+from cmm.hopper.marks import Layout
+from cmm.hopper.plan import Plan
+from cmm.hopper.rounds import Rounds
+from cmm.hopper.sends import plan_sends, with_short_chunks
+from cmm.roofline import Problem
+from cmm.trace.call import trace_call
+from cmm.trace.cells import cells_of
+
+SMALL = TuningConfig(tile_m=64, tile_n=64, tile_k=64, max_concurrent_steps=2)
+
+
+def _plan(m_tiles, n_tiles, num_ctas, k_steps=4, config=SMALL):
+    return Plan(m_tiles * config.cta_tile_m, n_tiles * config.cta_tile_n, k_steps * config.tile_k, config, num_ctas)
+
+
+# Tiles of a step, CTAs, steps: half of the CTAs, a few of them, more tiles than CTAs, one tile.
+SPANNING = [(4, 16, 132, 2), (1, 32, 132, 4), (2, 2, 3, 3), (3, 3, 8, 4), (5, 1, 4, 8), (1, 1, 3, 8), (1, 1, 9, 8)]
+# As many tiles as CTAs or nearly so, one CTA, one step; the last two would save less than a quarter of the rounds.
+ALONE = [(8, 16, 132, 2), (8, 16, 132, 8), (2, 2, 1, 3), (3, 4, 6, 2), (2, 2, 5, 3), (2, 2, 3, 1)]
+ALONE += [(3, 4, 7, 4), (5, 3, 8, 8)]
+
+
+@pytest.mark.parametrize("m_tiles, n_tiles, num_ctas, axis_size", SPANNING + ALONE)
+def test_every_tile_is_computed_once_and_in_order(m_tiles, n_tiles, num_ctas, axis_size):
+    rounds = Rounds(_plan(m_tiles, n_tiles, num_ctas), axis_size)
+    assert rounds.span_steps == ((m_tiles, n_tiles, num_ctas, axis_size) in SPANNING)
+    most = -(-m_tiles * n_tiles // num_ctas)
+
+    def of_one_cta(_):
+        here = rounds.in_kernel()
+        steps = [here.of_step(step) for step in range(axis_size)]
+        tiles = [jnp.stack([jnp.stack(plan.tile_at(i)) for i in range(most)]) for plan in steps]
+        counts = jnp.stack([plan.my_tiles() for plan in steps])
+        first_uses = jnp.stack([here.first_use(step) for step in range(axis_size + 1)])
+        located = [jnp.stack(here.locate(use)) for use in range(axis_size * most * rounds.plan.k_steps)]
+        return jnp.stack(tiles), counts, first_uses, jnp.stack(located)
+
+    mapped = jax.jit(jax.vmap(of_one_cta, axis_name="cta"))(jnp.arange(num_ctas))
+    seen, most_uses = [], 0
+    for tiles, counts, first_uses, located in zip(*map(np.asarray, mapped)):
+        assert first_uses.tolist() == [0, *np.cumsum(counts * rounds.plan.k_steps)]
+        mine = [(step, *tiles[step, i]) for step in range(axis_size) for i in range(counts[step])]
+        walked = [(*tile, k_step) for tile in mine for k_step in range(rounds.plan.k_steps)]
+        assert located[: first_uses[-1]].tolist() == [list(map(int, use)) for use in walked]
+        seen += mine
+        most_uses = max(most_uses, first_uses[-1])
+    assert sorted(seen) == list(itertools.product(range(axis_size), range(m_tiles), range(n_tiles)))
+    expected = -(-axis_size * m_tiles * n_tiles // num_ctas) if rounds.span_steps else axis_size * most
+    assert most_uses == expected * rounds.plan.k_steps
+
+
+def _run(case, config, core_count, seed=0, **options):
+    function = functools.partial(all_gather_lhs_matmul_fast, config=config)
+    with ci.simulate(core_count=core_count, seed=seed, **options) as sim:  # Raises if there is a race or a deadlock.
+        return sim.run(case.program(function), case.lhs, case.rhs), sim
+
+
+N_MINOR = dataclasses.replace(SMALL, grid_minor_dim=MatmulDimension.N, grid_tile_width=1)
+SIDE_BY_SIDE = dataclasses.replace(SMALL, wg_dimension=MatmulDimension.N)
+# Devices, shape of a shard, CTAs, configuration. Tiles of a step: 1 to 8, fewer than CTAs and more.
+RUNS = {
+    "half of the CTAs": (2, (128, 512, 128), 4, SMALL),
+    "a CTA with nothing to do": (2, (256, 256, 64), 5, SMALL),
+    "all steps at once": (4, (128, 512, 64), 4, SMALL),
+    "all steps at once, 8 devices": (8, (128, 256, 64), 9, SMALL),
+    "more tiles than CTAs": (3, (256, 256, 128), 3, SMALL),
+    "many more": (3, (256, 128, 256), 6, N_MINOR),
+    "two steps at a time": (4, (256, 256, 64), 4, dataclasses.replace(SMALL, max_concurrent_steps=3)),
+    "64 rows": (8, (64, 256, 128), 3, SIDE_BY_SIDE),
+    "64 rows, one product": (3, (64, 64, 128), 2, SIDE_BY_SIDE),
+    "two chunks": (3, (128, 512, 64), 2, dataclasses.replace(SMALL, chunks=2, signal_lag=4)),
+    "fewer chunks than steps at once": (8, (128, 256, 64), 8, dataclasses.replace(SMALL, chunks=2, signal_lag=2)),
+    "one chunk": (8, (128, 256, 128), 7, dataclasses.replace(SMALL, chunks=1)),
+    "signals at once": (4, (128, 512, 64), 3, dataclasses.replace(SMALL, chunks=8, signal_lag=0)),
+    "long pipeline": (3, (256, 256, 64), 5, dataclasses.replace(SMALL, max_concurrent_steps=7)),
+}
+each_run = pytest.mark.parametrize("axis_size, shape, core_count, config", RUNS.values(), ids=RUNS)
+
+
+@each_run
+def test_ring(make_case, axis_size, shape, core_count, config):
+    m, k, n = shape
+    assert Rounds(Plan(m, n, k, config, core_count), axis_size).span_steps
+    case = make_case(m, k, n, "float16", (axis_size,))
+    out, sim = _run(case, config, core_count)
+    case.assert_right(out)
+    assert [sim.bytes_sent(device=d) for d in range(axis_size)] == [(axis_size - 1) * m * k * 2] * axis_size
+
+
+LATE = [
+    ci.Late(3e-6, device=0, cta=0),
+    ci.Late(1e-4, device=1),
+    ci.Late(2e-5, thread=0),
+    ci.Late(1e-4, device=0, cta=2, thread=2),
+    ci.Late(5e-5, cta=1),
+]
+
+
+@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize("name", ["all steps at once", "more tiles than CTAs"])
+def test_somebody_late(make_case, name, late):
+    axis_size, (m, k, n), core_count, config = RUNS[name]
+    case = make_case(m, k, n, "float16", (axis_size,))
+    case.assert_right(_run(case, config, core_count, 1, late=late)[0])
+
+
+@pytest.mark.slow
+@each_run
+def test_no_false_alarm_in_30_shuffled_runs(make_case, axis_size, shape, core_count, config):
+    case = make_case(*shape, "float16", (axis_size,))
+    for seed in range(30):
+        late = [None, *LATE][seed % 6]
+        case.assert_right(_run(case, config, core_count, seed, **({"late": late} if late else {}))[0])
+
+
+def test_chunks_are_short_where_ctas_wait_for_the_first():
+    plan = _plan(4, 16, 132, k_steps=64)
+    sends = plan_sends(with_short_chunks(plan))
+    assert (sends.chunk_steps, sends.lag, sends.signals) == (4, 4, 4)
+    assert plan_sends(with_short_chunks(_plan(4, 16, 132, k_steps=27))).chunk_steps == 3
+    assert plan_sends(with_short_chunks(_plan(4, 16, 132, k_steps=7))).chunk_steps == 1
+    for changes in ({"chunks": 2}, {"signal_lag": 16}):
+        same = dataclasses.replace(plan, config=dataclasses.replace(SMALL, **changes))
+        assert with_short_chunks(same) == same
+
+
+def test_a_signal_does_not_wait_for_the_next_tile(make_case, monkeypatch):
+    # Without what is left of the lag at the end of a tile, signals wait in a circle, or are never sent.
+    axis_size, shape, core_count, config = RUNS["two chunks"]
+    case = make_case(*shape, "float16", (axis_size,))
+    _run(case, config, core_count)
+    real = fast_kernel.lax
+    stand_in = type("lax", (), vars(real) | {"select": staticmethod(lambda is_last, end, usual: usual)})
+    monkeypatch.setattr(fast_kernel, "lax", stand_in)
+    with pytest.raises(ci.DeadlockError):
+        _run(case, config, core_count)
+
+
+def _best(m, axis_size, num_ctas=132):
+    config = default_config(m, 4096, 4096, "float16", num_ctas, axis_size)
+    plan = Plan(m, 4096, 4096, config, num_ctas)
+    return config.cta_tile_m, config.cta_tile_n, Rounds(plan, axis_size).span_steps
+
+
+@pytest.mark.parametrize(
+    "m, axis_size, best",
+    [
+        (64, 2, (64, 128, True)),  # 64 tiles in one round.
+        (128, 2, (128, 64, True)),  # 128 tiles in one round.
+        (256, 2, (128, 64, False)),  # 128 tiles in each step are enough.
+        (512, 2, (128, 128, False)),
+        (1024, 2, (128, 256, False)),
+        (64, 4, (64, 128, True)),
+        (128, 4, (128, 64, True)),
+        (256, 4, (128, 128, True)),
+        (512, 4, (128, 256, True)),
+        (1024, 4, (128, 256, False)),
+        (1024, 8, (128, 256, False)),
+    ],
+)
+def test_default_configuration_of_a_ring(m, axis_size, best):
+    assert _best(m, axis_size) == best
+
+
+def _lower(function, axis_size, m, config, **more):
+    return ci.lower_for_cuda(
+        function,
+        jax.ShapeDtypeStruct((m * axis_size, 4096), jnp.float16),
+        jax.ShapeDtypeStruct((4096, 4096 * axis_size), jnp.float16),
+        *more.get("operands", ()),
+        mesh_axes={"x": axis_size},
+        in_specs=(P("x", None), P(None, "x"), *more.get("specs", ())),
+        out_specs=P(None, "x"),
+    )
+
+
+@pytest.mark.parametrize("axis_size, m", [(2, 64), (2, 128), (4, 256), (8, 128)])
+def test_default_lowers_for_cuda(axis_size, m):
+    function = lambda lhs, rhs: all_gather_lhs_matmul_fast(lhs, rhs, "x")
+    assert _lower(function, axis_size, m, None).count("mosaic_gpu_v2") == 1
+
+
+def test_wide_tiles_lower_for_cuda_with_somebody_late():
+    function = functools.partial(all_gather_lhs_matmul_fast, axis_name="x", config=TuningConfig())
+    late = {"operands": [jax.ShapeDtypeStruct((6,), jnp.int32)], "specs": [P()]}
+    assert _lower(late_shard(function, ("x",)), 2, 512, TuningConfig(), **late).count("mosaic_gpu_v2") == 1
+
+
+@pytest.mark.parametrize("axis_size, shape, core_count", [(2, (384, 128, 64), 2), (3, (128, 128, 64), 2)])
+def test_trace(axis_size, shape, core_count):
+    (m, k, n), config = shape, dataclasses.replace(SMALL, chunks=2)
+    mesh = devices.ring_mesh(jax.devices("cpu")[:axis_size])
+    problem = Problem(axis_size, m, k, n, "float16")
+    with ci.simulate(core_count=core_count, seed=1) as sim:
+        trace = trace_call(problem, mesh, "pallas_fast", config, every=1, calls=1, run=sim.run)
+    assert trace.layout.shared_rounds and trace.missing() == 0
+    checked, worst_ns = trace.causality()
+    assert checked and worst_ns <= 0
+    cells = trace.cells
+    assert cells.exists.sum() == axis_size * (m // config.cta_tile_m) * (n // config.cta_tile_n) * (k // config.tile_k)
+    seen = np.stack([cells.step, cells.m_tile, cells.n_tile, cells.k_step])[:, cells.exists]
+    assert np.unique(seen, axis=1).shape[1] == cells.exists.sum()
+    call = max(event.call for event in sim.events if event.kind == "tile_product")
+    for kind in ("send", "signal", "wait", "tile_product"):
+        noted = [(event.device, event.cta) for event in trace.events(kinds=(kind,))]
+        happened = [(e.device, e.cta) for e in sim.events if e.kind == kind and e.call == call]
+        assert sorted(noted) == sorted(happened), kind
+
+
+def test_only_cells_of_the_fast_kernel_span_steps():
+    readable = cells_of(Layout(_plan(2, 2, 3), 3, 3, 4))
+    fast = cells_of(Layout(_plan(2, 2, 3), 3, 4, 4, shared_rounds=True))
+    assert readable.step[0].tolist() == [0, 0, 1, 1, 2, 2] and readable.exists[0].all()
+    assert fast.step[0, fast.exists[0]].tolist() == [0, 0, 1, 2]
+    assert fast.step[2, fast.exists[2]].tolist() == [0, 1, 2, 2]
