@@ -24,8 +24,8 @@ def chained(function: Callable) -> Callable:
     def chain(pairs):
         results = []
         for lhs, rhs in pairs:
-            if results:
-                lhs, rhs, results[-1] = lax.optimization_barrier((lhs, rhs, results[-1]))
+            # Before the first call, too: compilers would choose other kernels for it than for those that follow.
+            lhs, rhs, results[-1:] = lax.optimization_barrier((lhs, rhs, results[-1:]))
             results.append(one(lhs, rhs))
         return results
 

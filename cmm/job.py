@@ -1,31 +1,29 @@
 """The main job: run every method on one problem, check it, time it, and return the record."""
 
+import contextlib
 import dataclasses
 import datetime
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec as P
 
 from cmm.devices import is_simulated, random_operands
-from cmm.measure import (
-    ON_GPUS,
-    ON_SIMULATED,
-    Program,
-    Protocol,
-    blocked_time_us,
-    recorded_chain,
-    spread,
-    wall_time_in_program_us,
-    wall_time_us,
-)
+from cmm.measure import Program, spread
+from cmm.protocol import ON_SIMULATED, Protocol, on_gpus
 from cmm.provenance import machine, versions
 from cmm.recording import GpuEvent
-from cmm.reference import Accuracy, accuracy
+from cmm.reference import Accuracy, compare, make_reference
 from cmm.results import MethodResult, Rounds, Run
 from cmm.roofline import Problem
+from cmm.rounds import Times, check_recording, time_on_gpus, time_on_host
 from cmm.rungs import AXIS, GEMM_ONLY, RUNGS, Rung
+
+_REASON_CHARACTERS = 600  # Compilers say more than fits a table.
+_COMPILING_THREADS = 6
+_LONGEST_LISTED = 4
 
 # Called with what is being done and the fraction of the whole job that is done, 0 to 1.
 Report = Callable[[str, float], None]
@@ -37,16 +35,12 @@ class _Skipped(Exception):
 
 @dataclasses.dataclass
 class _Candidate:
-    """A rung that runs: its program and what was seen of it so far, one time per round."""
+    """A rung that runs: its program, whether its results are right, and its times."""
 
     rung: Rung
     program: Program
     accuracy: Accuracy
-    call_us: list[float] = dataclasses.field(default_factory=list)
-    kernel_us: list[float] = dataclasses.field(default_factory=list)
-    wall_us: list[float] = dataclasses.field(default_factory=list)
-    wall_in_program_us: list[float] = dataclasses.field(default_factory=list)
-    events: dict[int, list[GpuEvent]] = dataclasses.field(default_factory=dict)
+    times: Times = dataclasses.field(default_factory=Times)
 
 
 def run_ladder(
@@ -58,6 +52,7 @@ def run_ladder(
     *,
     rungs: Sequence[Rung] = RUNGS,
     protocol: Protocol | None = None,
+    first_round: int = 0,
 ) -> tuple[Run, dict[str, dict[int, list[GpuEvent]]]]:
     """Runs the methods `names` and the matmul without communication on `problem`.
 
@@ -68,7 +63,8 @@ def run_ladder(
       report: called as the work goes on.
       command: what the record names as the command that made it.
       rungs: the rows of the ladder in order; `GEMM_ONLY` is one of them, and always runs.
-      protocol: how often and in what chains calls are timed, by default `ON_GPUS` or `ON_SIMULATED`.
+      protocol: how often and in what chains calls are timed, by default `on_gpus(problem)` or `ON_SIMULATED`.
+      first_round: number of the first round, over all processes that measure this problem: it decides on the order.
 
     Returns:
       The record, and for each method that ran on GPUs the events of one recorded call by device. A method that is
@@ -81,21 +77,25 @@ def run_ladder(
     if GEMM_ONLY not in rungs or not set(names or ()) <= set(known):
         raise ValueError(f"names must be among those of rungs, and GEMM_ONLY one of these: got {names} and {known}.")
     simulated = is_simulated(mesh.devices.flat)
-    protocol = protocol or (ON_SIMULATED if simulated else ON_GPUS)
+    protocol = protocol or (ON_SIMULATED if simulated else on_gpus(problem))
     report("drawing operands", 0.0)
     operands = [random_operands(problem, mesh, seed) for seed in range(protocol.operand_sets)]
     gathered = [(jax.device_put(lhs, jax.NamedSharding(mesh, P(None, None))), rhs) for lhs, rhs in operands]
-    candidates, skipped = {}, {}
-    for index, rung in enumerate(rungs):
-        report(f"compiling and checking {rung.name}", 0.05 + 0.25 * index / len(rungs))
-        try:
-            candidates[rung.name] = _candidate(rung, names, problem, mesh, operands, gathered)
-        except _Skipped as error:
-            skipped[rung.name] = MethodResult(rung.name, rung.title, "skipped", str(error))
-    for round_index in range(protocol.rounds):
-        report(f"timing, round {round_index + 1} of {protocol.rounds}", 0.3 + 0.7 * round_index / protocol.rounds)
-        for candidate in candidates.values():
-            _time_once(candidate, protocol, simulated)
+    candidates, skipped = _candidates(rungs, names, problem, mesh, operands, gathered, report)
+    if not simulated:
+        report("recording once", 0.3)
+        # What the profiler does not see cannot be timed. Better to know it now than after minutes.
+        for name, error in check_recording({name: c.program for name, c in candidates.items()}, mesh).items():
+            if not _may_fail(candidates[name].rung, names):
+                raise error
+            skipped[name] = _skipped(candidates.pop(name).rung, f"{type(error).__name__}: {error}")
+    timed = [(candidate.program, candidate.times) for candidate in candidates.values()]
+    for index in range(protocol.rounds):
+        report(f"timing, round {index + 1} of {protocol.rounds}", 0.35 + 0.65 * index / protocol.rounds)
+        if simulated:
+            time_on_host(timed, first_round + index)
+        else:
+            time_on_gpus(timed, first_round + index, protocol, mesh)
     roof = _fastest_gemm_only(candidates.values(), simulated)
     results = [skipped.get(rung.name) or _result(candidates[rung.name], roof, simulated) for rung in rungs]
     report("done", 1.0)
@@ -111,35 +111,71 @@ def run_ladder(
         methods=tuple(results),
         gemm_only=roof.rung.name,
         rounds={
-            name: [Rounds(one.call_us, one.kernel_us, one.wall_us, one.wall_in_program_us)]
-            for name, one in candidates.items()
+            name: [Rounds(times.call_us, times.kernel_us, times.wall_us, times.wall_in_program_us)]
+            for name, times in ((name, candidate.times) for name, candidate in candidates.items())
         },
     )
-    return run, {name: candidate.events for name, candidate in candidates.items() if candidate.events}
+    return run, {name: candidate.times.events for name, candidate in candidates.items() if candidate.times.events}
 
 
-def _candidate(rung, names, problem, mesh, operands, gathered):
-    """Returns the rung compiled and checked on every operand pair, or raises the reason why it is skipped."""
+def _candidates(rungs, names, problem, mesh, operands, gathered, report):
+    """Returns the rungs that run, compiled and checked on every operand pair, and results of the others, by name."""
+    candidates, skipped = {}, {}
+    built: dict[str, tuple[Program, list[Future]]] = {}
+    pool = ThreadPoolExecutor(_COMPILING_THREADS)
+    try:
+        # Those that are compiled beside the others first: then they are ready when the others are.
+        for index, rung in enumerate(sorted(rungs, key=lambda rung: not rung.beside)):
+            report(f"lowering {rung.name}", 0.02 + 0.06 * index / len(rungs))
+            with _noting_why_not(rung, names, skipped, expected=(ValueError, NotImplementedError, ImportError)):
+                program = _build(rung, names, problem, mesh, gathered if rung.gathered else operands)
+                futures = [pool.submit(one.compile) for one in program.lowered] if rung.beside else []
+                built[rung.name] = program, futures
+        report("computing references", 0.08)
+        # One after the other: each needs room for its operands in float32.
+        references = [jax.block_until_ready(make_reference(*pair, mesh, AXIS)) for pair in operands]
+        for index, rung in enumerate(rungs):
+            if rung.name in built:
+                report(f"compiling and checking {rung.name}", 0.1 + 0.2 * index / len(rungs))
+                program, futures = built[rung.name]
+                with _noting_why_not(rung, names, skipped):
+                    for future in futures:
+                        future.result()
+                    for one in program.lowered if not futures else ():
+                        one.compile()
+                    candidates[rung.name] = _Candidate(rung, program, _worst_accuracy(program, mesh, references))
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return candidates, skipped
+
+
+def _build(rung, names, problem, mesh, operands) -> Program:
     if rung is not GEMM_ONLY and names is not None and rung.name not in names:
         raise _Skipped("not asked for")
     _check_devices(rung, mesh.devices.flat[0])
-    by_chance = Exception if rung.peer and names is None else ()
+    return rung.build(problem, mesh, operands)
+
+
+@contextlib.contextmanager
+def _noting_why_not(rung, names, skipped, expected=()):
+    """Puts a result with the reason into `skipped` if the rung cannot run. What is not expected is raised as it is."""
     try:
-        program = rung.build(problem, mesh, gathered if rung.gathered else operands)
-    except (ValueError, NotImplementedError, ImportError) as error:
-        if rung is GEMM_ONLY:
+        yield
+    except _Skipped as error:
+        skipped[rung.name] = _skipped(rung, str(error))
+    except Exception as error:
+        if rung is GEMM_ONLY or not (isinstance(error, expected) or _may_fail(rung, names)):
             raise
-        raise _Skipped(str(error)) from error
-    except by_chance as error:
-        raise _Skipped(f"{type(error).__name__}: {error}") from error
-    try:
-        candidate = _Candidate(rung, program, _worst_accuracy(program, mesh, operands))
-        if not is_simulated(mesh.devices.flat):
-            # What the profiler does not see cannot be timed. Better to know it now than after minutes.
-            recorded_chain(program, 1)
-        return candidate
-    except by_chance as error:
-        raise _Skipped(f"{type(error).__name__}: {error}") from error
+        kind = "" if isinstance(error, expected) else f"{type(error).__name__}: "
+        skipped[rung.name] = _skipped(rung, f"{kind}{error}")
+
+
+def _may_fail(rung, names) -> bool:
+    return rung.peer and names is None
+
+
+def _skipped(rung, reason) -> MethodResult:
+    return MethodResult(rung.name, rung.title, "skipped", reason[:_REASON_CHARACTERS])
 
 
 def _check_devices(rung, device):
@@ -150,53 +186,51 @@ def _check_devices(rung, device):
         raise _Skipped(f"needs Hopper GPUs, found {device.device_kind}")
 
 
-def _worst_accuracy(program, mesh, operands) -> Accuracy:
+def _worst_accuracy(program, mesh, references) -> Accuracy:
     results = [program.start(*own) for own in program.operands]
     if not is_simulated(mesh.devices.flat):  # There the chain is not timed.
         results += program.start_chain(program.operands)
-        operands = [*operands, *operands]
-    checks = [accuracy(program.to_jax(out), *pair, mesh, AXIS) for out, pair in zip(results, operands, strict=True)]
+        references = [*references, *references]
+    checks = [compare(program.to_jax(out), one, mesh, AXIS) for out, one in zip(results, references, strict=True)]
     return Accuracy(
         max(check.error_over_bound for check in checks), max(check.relative_error for check in checks), checks[0].limit
     )
 
 
-def _time_once(candidate, protocol, simulated):
-    program = candidate.program
-    if simulated:
-        candidate.wall_us.append(blocked_time_us(program.start, program.operands))
-        return
-    chains = protocol.short_chain, protocol.long_chain
-    candidate.wall_us.append(wall_time_us(program.start, program.operands, *chains, program.wait))
-    candidate.wall_in_program_us.append(wall_time_in_program_us(program, protocol.short_starts, protocol.long_starts))
-    call = recorded_chain(program, protocol.recorded_starts)
-    candidate.call_us.append(call.time_us)
-    candidate.kernel_us.append(call.kernel_us)
-    candidate.events = call.events
-
-
 def _fastest_gemm_only(candidates, simulated):
     """Returns the roof of the ladder: of the matmuls without communication that are right, the faster one."""
     roofs = [c for c in candidates if c.rung is GEMM_ONLY or c.rung.gathered and c.accuracy.right]
-    return min(roofs, key=lambda candidate: np.median(candidate.wall_us if simulated else candidate.call_us))
+    return min(roofs, key=lambda one: np.median(one.times.wall_us if simulated else one.times.call_us))
 
 
 def _result(candidate, roof, simulated):
-    times_us, roof_us = (c.wall_us if simulated else c.call_us for c in (candidate, roof))
+    times, of_roof = candidate.times, roof.times
+    times_us, roof_us = (t.wall_us if simulated else t.call_us for t in (times, of_roof))
     # Without a recording there are no kernel times; a kernel whose name says nothing has a time of 0.
-    kernel_us, roof_kernel_us = (c.kernel_us if all(c.kernel_us) else [] for c in (candidate, roof))
-    ratios = np.divide(candidate.kernel_us, roof_kernel_us) if candidate.kernel_us and roof_kernel_us else []
-    return MethodResult(
+    kernel_us, roof_kernel_us = (t.kernel_us if all(t.kernel_us) else [] for t in (times, of_roof))
+    ratios = np.divide(times.kernel_us, roof_kernel_us) if times.kernel_us and roof_kernel_us else []
+    result = MethodResult(
         name=candidate.rung.name,
         title=candidate.rung.title,
         status="simulated" if simulated else "measured",
         error_over_bound=candidate.accuracy.error_over_bound,
         relative_error=candidate.accuracy.relative_error,
-        call_time_us=None if simulated else spread(candidate.call_us),
-        wall_time_us=spread(candidate.wall_us),
-        wall_time_in_program_us=spread(candidate.wall_in_program_us) if candidate.wall_in_program_us else None,
+        call_time_us=None if simulated else spread(times.call_us),
+        wall_time_us=spread(times.wall_us),
+        wall_time_in_program_us=spread(times.wall_in_program_us) if times.wall_in_program_us else None,
         ratio_to_gemm_only=spread(np.divide(times_us, roof_us)),
         kernel_time_us=spread(kernel_us) if kernel_us else None,
         kernel_ratio_to_gemm_only=spread(ratios) if len(ratios) else None,  # 0: a recording without its kernels
-        details=candidate.program.details,
     )
+    return dataclasses.replace(result, details="; ".join(filter(None, _details(candidate, result))))
+
+
+def _details(candidate, result):
+    """Yields what identifies the program, and what a reader of its times should know."""
+    yield candidate.program.details
+    if candidate.times.alone:
+        yield f"recorded in sessions of its own in some rounds, since: {candidate.times.alone}"
+    if result.is_incomplete or candidate.times.kernel_us and not result.kernel_time_us:
+        longest = list(candidate.times.others_us.items())[:_LONGEST_LISTED]
+        listed = ", ".join(f"{name.partition('(')[0]} {time_us:.1f} µs" for name, time_us in longest)
+        yield f"recorded beside matmul kernels that are known: {listed or 'nothing'}"

@@ -2,59 +2,16 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from cmm.recording import GpuEvent, busy_us, matmul_us, record, split_calls
+from cmm.recording import GpuEvent, busy_us, matmul_us, others_us, record, record_in_turn, split_calls
 from cmm.results import Spread
 
 _NEARLY_ALL = 0.99  # What a program does once, at its start, may be left out of the calls.
-
-
-@dataclasses.dataclass(frozen=True)
-class Protocol:
-    """How often and in what chains calls are timed.
-
-    Attributes:
-      rounds: every method is timed once per round, so that drift hits all of them alike.
-      operand_sets: number of distinct operand pairs, and of calls that are chained in one program (see `cmm.chain`).
-      recorded_starts: so often the chain is started while the GPUs are recorded.
-      short_chain: calls, one program each, in the shorter chain on the host's clock.
-      long_chain: calls in the longer one. The time per call is the difference over the difference in calls.
-      short_starts: starts of the chained program in the shorter chain of starts.
-      long_starts: starts in the longer one.
-    """
-
-    rounds: int
-    operand_sets: int
-    recorded_starts: int
-    short_chain: int
-    long_chain: int
-    short_starts: int
-    long_starts: int
-
-    def in_words(self) -> str:
-        """Returns a sentence for result files."""
-        return (
-            f"{self.rounds} rounds, methods interleaved; {self.operand_sets} calls on distinct operand pairs chained "
-            f"in a program; call time: busy time of the slowest GPU, median over the calls of {self.recorded_starts} "
-            "recorded starts; kernel time: its matmul kernels alone, likewise; wall time in a program: "
-            f"{self.short_starts} and {self.long_starts} starts, difference per call; wall time alone: one call per "
-            f"program, {self.short_chain} and {self.long_chain} calls, difference per call; medians over rounds, "
-            "one process"
-        )
-
-
-ON_GPUS = Protocol(
-    rounds=20, operand_sets=8, recorded_starts=2, short_chain=20, long_chain=120, short_starts=3, long_starts=15
-)
-# Simulated devices share the host's cores: chains would measure the scheduler, and their times mean nothing anyway.
-ON_SIMULATED = Protocol(
-    rounds=5, operand_sets=2, recorded_starts=0, short_chain=1, long_chain=2, short_starts=1, long_starts=2
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +26,7 @@ class Program:
       wait: waits for one result, or for a list of them.
       to_jax: turns a result into a `jax.Array`, for the check of its values.
       details: what else identifies the program, such as the configuration of a kernel or the version of a library.
+      lowered: what has a `compile()` to be called before the first start, so that starts need not compile.
     """
 
     start: Callable
@@ -77,6 +35,7 @@ class Program:
     to_jax: Callable = lambda result: result
     details: str = ""
     start_chain: Callable | None = None
+    lowered: Sequence = ()
 
     def __post_init__(self):
         if self.start_chain is None:
@@ -93,11 +52,14 @@ class RecordedCall(NamedTuple):
       time_us: time in which any kernel or copy of the call runs.
       kernel_us: time of its matmul kernels alone (see `cmm.recording.matmul_us`); 0 if none was recognised.
       events: by device, the events of the call whose busy time comes closest to `time_us`.
+      others_us: by name of a kernel or copy that neither multiplies, sends nor waits, its time per call, the largest
+        over GPUs.
     """
 
     time_us: float
     kernel_us: float
     events: dict[int, list[GpuEvent]]
+    others_us: Mapping[str, float] = {}
 
 
 def recorded_call(
@@ -114,34 +76,76 @@ def recorded_call(
     Raises:
       RuntimeError: the profiler recorded no GPU event.
     """
-    return _recorded(lambda: [start(*operands[i % len(operands)]) for i in range(calls)], calls, wait)
+    run = lambda: [start(*operands[i % len(operands)]) for i in range(calls)]
+    return _summary(record(run, wait), calls)
 
 
 def recorded_chain(program: Program, starts: int) -> RecordedCall:
-    """Times one call of a chain of calls by what the GPUs recorded, as `recorded_call` does.
+    """Times one call of a chain of calls by what the GPUs recorded, as `recorded_call` does, in a session of its own.
+
+    The first call of each start does not count: it follows a pause.
 
     Args:
       program: what is timed.
       starts: how often its chain is started.
     """
-    run = lambda: [program.start_chain(program.operands) for _ in range(starts)]
-    return _recorded(run, starts * len(program.operands), program.wait)
+    return _summary_of_chain(record(_starts_of(program, starts), program.wait), program, starts)
 
 
-def _recorded(run, calls, wait) -> RecordedCall:
-    events = record(run, wait)
+def recorded_chains(
+    programs: Sequence[Program], starts: int, mark: Callable[[], None]
+) -> list[RecordedCall | RuntimeError]:
+    """Times one call of each of several programs, as `recorded_chain` does, all in one session.
+
+    Args:
+      programs: what is timed, in this order.
+      starts: how often the chain of each is started.
+      mark: runs between them (see `cmm.recording.make_mark`).
+
+    Returns:
+      For each program what `recorded_chain` returns, or the error that it would raise.
+
+    Raises:
+      RuntimeError: nobody can tell which events belong to which program.
+    """
+    of_programs = record_in_turn([(_starts_of(program, starts), program.wait) for program in programs], mark)
+    found: list[RecordedCall | RuntimeError] = []
+    for program, events in zip(programs, of_programs, strict=True):
+        try:
+            found.append(_summary_of_chain(events, program, starts))
+        except RuntimeError as error:
+            found.append(error)
+    return found
+
+
+def _starts_of(program, starts):
+    return lambda: [program.start_chain(program.operands) for _ in range(starts)]
+
+
+def _summary_of_chain(events, program, starts) -> RecordedCall:
+    length = len(program.operands)
+    steady = [call for call in range(starts * length) if call % length or length == 1]
+    return _summary(events, starts * length, steady)
+
+
+def _summary(events, calls, steady=None) -> RecordedCall:
     by_device: dict[int, list[GpuEvent]] = {}
     for event in events:
         by_device.setdefault(event.device, []).append(event)
     if not by_device:
         raise RuntimeError("The profiler recorded no GPU events. CUPTI allows one profiler at a time: is one attached?")
+    steady = list(range(calls)) if steady is None else steady
     split = {device: split_calls(of_device, calls) for device, of_device in by_device.items()}
-    busy = np.array([_times_us(by_device[gpu], split[gpu], busy_us) for gpu in split])  # [devices, calls]
-    kernel = np.array([_times_us(by_device[gpu], split[gpu], matmul_us) for gpu in split])
+    busy = np.array([_times_us(by_device[gpu], split[gpu], busy_us) for gpu in split])[:, steady]  # [devices, calls]
+    kernel = np.array([_times_us(by_device[gpu], split[gpu], matmul_us) for gpu in split])[:, steady]
     time_us = float(np.median(busy, axis=1).max())
-    typical = int(np.argmin(abs(busy.max(axis=0) - time_us)))
+    typical = steady[int(np.argmin(abs(busy.max(axis=0) - time_us)))]
     typical_events = {device: _on_its_own(device_calls, typical) for device, device_calls in split.items()}
-    return RecordedCall(time_us, float(np.median(kernel, axis=1).max()), typical_events)
+    others: dict[str, float] = {}
+    for of_device in by_device.values():
+        for name, total_us in others_us(of_device).items():
+            others[name] = max(others.get(name, 0.0), total_us / calls)
+    return RecordedCall(time_us, float(np.median(kernel, axis=1).max()), typical_events, others)
 
 
 def _on_its_own(calls, index) -> list[GpuEvent]:

@@ -4,11 +4,20 @@ import dataclasses
 import pathlib
 import re
 import tempfile
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from cmm.timeline import Kind, Span
+
+# Parts of the names of kernels that multiply: those of cuBLAS, CUTLASS, cuDNN, and XLA's and Pallas' own.
+_MATMUL = re.compile("gemm|gemv|xmma|nvjet|cutlass|cublas|cudnn_generated|splitK|dot_general|fusion_dot|mosaic")
+# XLA names the kernel of a mark after its operation, which no method of this package has.
+_MARK = "cosine"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +49,7 @@ class GpuEvent:
             return "transfer"
         if "MultiGpuBarrier" in self.name:  # XLA's, before kernels that reach into their peers' memory.
             return "barrier"
-        return "matmul" if re.search("gemm|nvjet|cutlass|splitK|dot_general|mosaic", self.name) else "memory"
+        return "matmul" if _MATMUL.search(self.name) else "memory"
 
 
 def record(run: Callable[[], object], wait: Callable = jax.block_until_ready) -> list[GpuEvent]:
@@ -65,21 +74,88 @@ def record(run: Callable[[], object], wait: Callable = jax.block_until_ready) ->
     return sorted(events, key=lambda event: event.start_us)
 
 
+def make_mark(mesh: Mesh) -> Callable[[], None]:
+    """Returns a function that runs a tiny kernel of a known name on every device of the mesh, and waits for it."""
+    sharding = NamedSharding(mesh, P(mesh.axis_names))
+    zeros = jax.device_put(np.zeros(mesh.size, np.float32), sharding)
+    program = jax.jit(jnp.cos, out_shardings=sharding).lower(zeros).compile()
+    return lambda: jax.block_until_ready(program(zeros))
+
+
+def record_in_turn(
+    runs: Sequence[tuple[Callable[[], object], Callable]], mark: Callable[[], None]
+) -> list[list[GpuEvent]]:
+    """Records several pieces of work in one session, which costs far more than most of what it records.
+
+    Args:
+      runs: pairs of what starts work and what waits for it, as `record` takes them. Each ends before the next begins.
+      mark: runs between them (see `make_mark`).
+
+    Returns:
+      The events of each piece of work.
+
+    Raises:
+      RuntimeError: the marks are not all in the recording, so that nobody can tell what belongs to which.
+    """
+
+    def run_all():
+        for run, wait in runs:
+            mark()
+            wait(run())
+        mark()
+
+    return split_at_marks(record(run_all, wait=lambda _: None), len(runs))
+
+
+def split_at_marks(events: Sequence[GpuEvent], parts: int) -> list[list[GpuEvent]]:
+    """Splits events, in order of their start, into those between one mark and the next on the same GPU.
+
+    Raises:
+      RuntimeError: a GPU has not one mark more than there are parts, or events that are between no two marks.
+    """
+    split: list[list[GpuEvent]] = [[] for _ in range(parts)]
+    marks: Counter[int] = Counter()
+    outside = 0
+    for event in events:
+        part = marks[event.device] - 1
+        if _MARK in event.name:
+            marks[event.device] += 1
+        elif 0 <= part < parts:
+            split[part].append(event)
+        else:
+            outside += 1
+    if outside or set(marks.values()) != {parts + 1}:
+        raise RuntimeError(
+            f"A recording of {parts} programs should hold {parts + 1} marks on each GPU, it holds {dict(marks)} by GPU "
+            f"and {outside} events outside of them."
+        )
+    return split
+
+
 def split_calls(events: list[GpuEvent], calls: int) -> list[list[GpuEvent]]:
     """Splits the events of one GPU into those of each of `calls` equal calls.
 
     Calls follow each other in order, so of `n * calls` events with the same name the first `n` belong to the first
-    call. Events whose number is not a multiple of `calls` belong to no call in particular and are left out.
+    call. A compiler may choose another kernel for the same work in some calls: names whose events do not divide so are
+    taken together by their role, and divided if they do so together. What is left belongs to no call in particular
+    and is left out.
     """
-    by_name: dict[str, list[GpuEvent]] = {}
-    for event in events:
-        by_name.setdefault(event.name, []).append(event)
+    by_name = _grouped(events, lambda event: event.name)
+    uneven = [event for same in by_name.values() if len(same) % calls for event in same]
+    by_role = _grouped(sorted(uneven, key=lambda event: event.start_us), lambda event: event.role)
     split: list[list[GpuEvent]] = [[] for _ in range(calls)]
-    for same in by_name.values():
+    for same in (*by_name.values(), *by_role.values()):
         if len(same) % calls == 0:
             for index, event in enumerate(same):
                 split[index * calls // len(same)].append(event)
     return [sorted(call, key=lambda event: event.start_us) for call in split]
+
+
+def _grouped(events, key):
+    groups: dict[str, list[GpuEvent]] = {}
+    for event in events:
+        groups.setdefault(key(event), []).append(event)
+    return groups
 
 
 def busy_us(events: list[GpuEvent]) -> float:
@@ -98,6 +174,18 @@ def matmul_us(events: list[GpuEvent]) -> float:
     partial results and gaps between kernels count in the call time only.
     """
     return sum(event.end_us - event.start_us for event in events if event.role == "matmul")
+
+
+def others_us(events: list[GpuEvent]) -> dict[str, float]:
+    """Returns the added durations of all events that neither multiply, send nor wait, by their names, longest first.
+
+    If a product is missing in a recording, its kernel may be among them, under a name that nobody knew.
+    """
+    total_us: Counter[str] = Counter()
+    for event in events:
+        if event.role == "memory":
+            total_us[event.name] += event.end_us - event.start_us
+    return dict(total_us.most_common())
 
 
 # By role: the lane and kind of its spans. A lane "compute" of matmuls alone shows when the tensor cores idle.

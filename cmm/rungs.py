@@ -9,6 +9,7 @@ import jax
 from jax.sharding import Mesh, PartitionSpec as P
 
 from cmm.chain import chained
+from cmm.devices import is_simulated
 from cmm.dispatch import METHODS
 from cmm.measure import Program
 from cmm.peers import jax_example, torch_matmul
@@ -33,6 +34,8 @@ class Rung:
       gathered: whether it gets activations that are already gathered, so that it shows the roof over all methods.
       needs: what it does not run without.
       peer: whether it is the work of others. Unless it was asked for by name, it is skipped whatever it raises.
+      beside: whether it may be compiled while other programs are compiled and run. Not where XLA chooses kernels for
+        its products by timing them: they must have the GPUs to themselves.
     """
 
     name: str
@@ -41,10 +44,11 @@ class Rung:
     gathered: bool = False
     needs: Literal["", "GPUs", "Hopper GPUs"] = ""
     peer: bool = False
+    beside: bool = False
 
 
 def in_shard_map(function: Callable, *, gathered=False, check_vma=True, compiler_options=None) -> Build:
-    """Returns a `Build` that compiles `function(lhs, rhs, axis_name)` for the mesh.
+    """Returns a `Build` that lowers `function(lhs, rhs, axis_name)` for the mesh.
 
     Args:
       function: computes this device's columns of the product.
@@ -61,9 +65,11 @@ def in_shard_map(function: Callable, *, gathered=False, check_vma=True, compiler
         one = lambda lhs, rhs: function(lhs, rhs, AXIS)
         pair = (P(None, None) if gathered else P(AXIS, None), P(None, AXIS))
         program = compiled(one, pair, P(None, AXIS))
-        program.lower(*operands[0])
         chain = compiled(chained(one), ([pair] * len(operands),), [P(None, AXIS)] * len(operands))
-        return Program(program, operands, start_chain=chain)
+        lowered = [program.lower(*operands[0])]
+        if not is_simulated(mesh.devices.flat):  # There the chain is not timed.
+            lowered.append(chain.lower(operands))
+        return Program(program, operands, start_chain=chain, lowered=lowered)
 
     return build
 
@@ -97,7 +103,8 @@ def _jax_example(problem, mesh, operands) -> Program:
     config = jax_example.best_config(problem)
     function = functools.partial(jax_example.all_gather_matmul, config=config)
     program = in_shard_map(function, check_vma=False)(problem, mesh, operands)
-    return dataclasses.replace(program, details=_fields_text(config))
+    found = "" if jax_example.is_searched(problem) else ", not searched for this problem"
+    return dataclasses.replace(program, details=_fields_text(config) + found)
 
 
 GEMM_ONLY = Rung(
@@ -107,7 +114,7 @@ GEMM_ONLY = Rung(
     gathered=True,
 )
 _METHODS = tuple(
-    Rung(method.name, method.title, _kernel(method.name), needs="Hopper GPUs")
+    Rung(method.name, method.title, _kernel(method.name), needs="Hopper GPUs", beside=True)
     if method.needs_hopper
     else Rung(method.name, method.title, _method(method.name))
     for method in METHODS.values()
@@ -119,6 +126,6 @@ RUNGS = (
     *(rung for rung in _METHODS if not rung.needs),
     Rung("ring_copy_engines", "ring, copy engines", _method("ring", COPY_ENGINE_OPTIONS), needs="GPUs"),
     *(rung for rung in _METHODS if rung.needs),
-    Rung("jax_example", "JAX's example kernel", _jax_example, needs="Hopper GPUs", peer=True),
+    Rung("jax_example", "JAX's example kernel", _jax_example, needs="Hopper GPUs", peer=True, beside=True),
 )
 CHOICES = tuple(rung.name for rung in RUNGS if rung is not GEMM_ONLY)

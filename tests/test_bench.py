@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from cmm import results, rungs
-from cmm.bench import __main__ as bench, child as bench_child, suites_report
+from cmm.bench import __main__ as bench, child as bench_child, peers as bench_peers, suites_report
 from cmm.bench.child import Plan
 from cmm.bench.merge import merge, ratio, with_peers
 from cmm.bench.processes import Collected, Refused, collect
-from cmm.measure import ON_GPUS
 from cmm.peers.own_process import PeerResult
+from cmm.protocol import ON_GPUS, on_gpus
 from cmm.results import MethodResult, Rounds, Run, Spread
 from cmm.roofline import Problem
 
@@ -203,6 +203,7 @@ plan = json.loads(pathlib.Path(sys.argv[1]).read_text())
 process = int(pathlib.Path(plan["folder"]).name)
 with (here / "calls").open("a") as calls:
     calls.write(json.dumps([process, plan["todo"]]) + "\\n")
+assert plan["first_round"] == process * plan["rounds"]
 for noise in ("some noise", "[1]", "{"):
     print(noise)
 print("an unfinished line", end="")
@@ -384,6 +385,9 @@ def test_a_problem_that_fails_is_reported(tmp_path, capsys, monkeypatch):
         (["--suite", "W1", "--k", "8"], "--suite has its own shapes"),
         (["--quick", "--processes", "2"], "--quick is one process"),
         (["--limit-s", "0"], "must be at least 1"),
+        (["--peers", "magic"], "unknown: magic; known: xla_rewrite, torch_symm_mem"),
+        (["--peers-only"], "--peers-only needs --devices"),
+        (["--peers-only", "--devices", "2", "--methods", "ring"], "leave out --methods"),
     ],
 )
 def test_bad_options(capsys, arguments, message):
@@ -394,7 +398,7 @@ def test_bad_options(capsys, arguments, message):
 
 @pytest.mark.parametrize(
     "arguments, processes, rounds",
-    [([], 3, 20), (["--quick"], 1, 5), (["--quick", "--rounds", "7"], 1, 7), (["--simulate"], 2, 5)],
+    [([], 3, 8), (["--quick"], 1, 5), (["--quick", "--rounds", "7"], 1, 7), (["--simulate"], 2, 5)],
 )
 def test_processes_and_rounds(arguments, processes, rounds):
     options = bench._parse(arguments)
@@ -403,7 +407,12 @@ def test_processes_and_rounds(arguments, processes, rounds):
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["--suite", "W1,m-sweep", "--quick"], ["--k", "8", "--methods", "ring", "--peers", "--rounds", "3"]],
+    [
+        [],
+        ["--suite", "W1,m-sweep", "--quick"],
+        ["--k", "8", "--methods", "ring", "--peers", "--rounds", "3"],
+        ["--peers", "torch_symm_mem", "--simulate"],
+    ],
 )
 def test_the_recorded_command_repeats_the_run(arguments):
     options = bench._parse([*arguments, "--devices", "2"])
@@ -457,17 +466,11 @@ def test_peers_troubles_and_what_is_missing_are_in_the_report(tmp_path, capsys, 
         collected.runs[0] = [_run({"gemm_only": ([10.0], [10.0]), "naive": ([20.0], [12.0])}, problems[0])] * 3
         on_result(0)
 
-    def run_peer(module, problem, timeout_s, simulate):
-        asked.append((module, problem))
-        if module == bench.PEERS[0]:
-            return [PeerResult("xla", "XLA's own", "failed", "killed after 3 s")]
-        return [PeerResult("torch", "PyTorch's own", "measured", "", 0.1, 1e-4, ONE, ONE, Spread(1.25, 1.25, 1.25))]
-
     monkeypatch.setattr(bench, "collect", collect)
-    monkeypatch.setattr(bench, "run_peer", run_peer)
-    assert bench.main(["--out", str(tmp_path), "--peers"]) == 1
+    monkeypatch.setattr(bench_peers, "run_peer", _peer_runner(asked))
+    assert bench.main(["--out", str(tmp_path), "--peers", "--rounds", "7"]) == 1
     out = capsys.readouterr().out
-    assert asked == [(module, problems[0]) for module in bench.PEERS]
+    assert asked == [(module, problems[0], ("--rounds", "7")) for module in bench_peers.MODULES.values()]
     (run,) = results.load_all(tmp_path)
     assert [peer.status for peer in run.peers] == ["failed", "measured"] and run.processes == 3
     for words in ("XLA's own: failed, killed after 3 s", "process 1 of 3: killed [after] 180 s", "1.25", "2.00"):
@@ -475,7 +478,65 @@ def test_peers_troubles_and_what_is_missing_are_in_the_report(tmp_path, capsys, 
     assert "not measured: float16, 32 × 256 × 512" in out and "ratios to their own GEMM only: PyTorch's own" in out
 
 
+def _peer_runner(asked):
+    def run_peer(module, problem, timeout_s, simulate, arguments):
+        asked.append((module, problem, arguments))
+        if module == "cmm.peers.xla_rewrite":
+            return [PeerResult("xla", "XLA's own", "failed", "killed after 3 s")]
+        return [PeerResult("torch", "PyTorch's own", "measured", "", 0.1, 1e-4, ONE, ONE, Spread(1.25, 1.25, 1.25))]
+
+    return run_peer
+
+
+def test_peers_alone_are_added_to_the_records_that_are_there(tmp_path, capsys, monkeypatch):
+    arguments = ["--out", str(tmp_path), "--devices", "2", "--m-shard", "128", "--k", "256", "--n-shard", "512"]
+    arguments += ["--peers-only"]
+    asked = []
+    monkeypatch.setattr(bench_peers, "run_peer", _peer_runner(asked))
+    assert bench.main(arguments) == 2 and not asked
+    assert "holds no record of these problems" in capsys.readouterr().out
+    old = [PeerResult("xla_old", "", "failed", "old"), PeerResult("torch_old", "", "failed", "old")]
+    recorded = with_peers(merge([_run({"gemm_only": ([10.0], [10.0]), "naive": ([20.0], [12.0])})] * 3, "bench"), old)
+    path = results.save(recorded, tmp_path / results.file_name(recorded, "bench"))
+    assert bench.main([*arguments, "--peers", "torch_symm_mem"]) == 0
+    assert [module for module, *_ in asked] == ["cmm.peers.torch_symm_mem"]
+    run = results.load(path)
+    assert [peer.name for peer in run.peers] == ["xla_old", "torch"] and run.command == "bench --peers"
+    assert dataclasses.replace(run, peers=recorded.peers, command="bench") == recorded
+    assert bench.main(arguments) == 0
+    assert [peer.name for peer in results.load(path).peers] == ["xla", "torch"]
+    assert [path] == list(tmp_path.iterdir())
+
+
 def test_peers_do_not_start_when_time_is_up(monkeypatch):
-    monkeypatch.setattr(bench, "run_peer", lambda *args, **options: pytest.fail("started"))
-    (peer,) = bench._peer(bench.PEERS[1], PROBLEM, Plan("", until=time.time() - 1))
+    monkeypatch.setattr(bench_peers, "run_peer", lambda *args, **options: pytest.fail("started"))
+    (peer,) = bench_peers.measure("torch_symm_mem", PROBLEM, Plan("", until=time.time() - 1))
     assert (peer.name, peer.status, peer.reason) == ("torch_symm_mem", "skipped", "time was up")
+
+
+def test_a_record_is_replaced_as_a_whole(tmp_path, capsys, monkeypatch):
+    # Whoever is killed while it writes must leave the old file.
+    run = merge([_run({"gemm_only": ([10.0], [10.0])})], "old")
+    path = results.save(run, tmp_path / results.file_name(run, "bench"))
+
+    def dies(*args):
+        raise OSError("disk full")
+
+    def collect(plan, processes, silence_s, collected, on_progress, on_result):
+        collected.machine, collected.problems = "2 x GPU", [PROBLEM]
+        collected.runs[0] = [_run({"gemm_only": ([12.0], [12.0])})]
+        on_result(0)
+
+    monkeypatch.setattr(bench, "collect", collect)
+    monkeypatch.setattr(bench.os, "replace", dies)
+    assert bench.main(["--out", str(tmp_path)]) == 2
+    assert results.load(path) == run and len(results.load_all(tmp_path)) == 1
+
+
+def test_long_calls_are_timed_in_shorter_chains():
+    published = on_gpus(Problem(2, 1024, 4096, 4096))
+    assert published == ON_GPUS
+    long = on_gpus(Problem(2, 4096, 16384, 26624, "bfloat16"))
+    assert (long.rounds, long.operand_sets) == (ON_GPUS.rounds, ON_GPUS.operand_sets) and ON_GPUS.operand_sets >= 8
+    assert 1 <= long.short_chain < long.long_chain < 10 and 1 <= long.short_starts < long.long_starts < 4
+    assert long.recorded_starts == 1 and "1 recorded start but" in long.in_words()

@@ -3,7 +3,7 @@
 import pytest
 
 from cmm import devices, job, rungs
-from cmm.measure import Protocol
+from cmm.protocol import Protocol
 from cmm.roofline import Problem
 
 pytestmark = pytest.mark.gpu

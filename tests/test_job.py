@@ -1,15 +1,19 @@
 """Which rungs run, which are skipped and why, and what their times are compared with."""
 
+import collections
 import dataclasses
+import itertools
+import threading
 
 import jax
 import pytest
 
-from cmm import devices, interpret, job, rungs
-from cmm.measure import Protocol, RecordedCall
+from cmm import devices, interpret, job, rounds, rungs
+from cmm.measure import RecordedCall
 from cmm.peers import jax_example
 from cmm.product import local_matmul
-from cmm.reference import accuracy
+from cmm.protocol import Protocol, order_in_round
+from cmm.reference import accuracy, make_reference
 from cmm.roofline import Problem
 from cmm.rungs import GEMM_ONLY, Rung, in_shard_map
 
@@ -34,15 +38,23 @@ def _fails_with(error):
 
 def _record(monkeypatch, times_us):
     """Lets simulated devices pass for GPUs that record call and kernel times: each rung's, round by round."""
-    in_order = iter([time_us for of_round in zip(*times_us.values(), strict=True) for time_us in of_round])
+    names, seen = list(times_us), itertools.count()
 
-    def recorded_chain(program, starts):
-        program.wait(program.start_chain(program.operands))
+    def recorded_chains(programs, starts, mark):
+        mark()
+        for program in programs:
+            program.wait(program.start_chain(program.operands))
         # One start is recorded before the rounds, to see whether it can be.
-        return RecordedCall(*(next(in_order) if starts == PROTOCOL.recorded_starts else (1, 1)), {})
+        if starts != PROTOCOL.recorded_starts:
+            return [RecordedCall(1, 1, {})] * len(programs)
+        index = next(seen)
+        return [
+            RecordedCall(*times_us[names[place]][index], {}, {"odd_kernel(int)": 2.5})
+            for place in order_in_round(len(programs), index)
+        ]
 
     monkeypatch.setattr(job, "is_simulated", lambda devices: False)
-    monkeypatch.setattr(job, "recorded_chain", recorded_chain)
+    monkeypatch.setattr(rounds, "recorded_chains", recorded_chains)
 
 
 def _ladder(*more, **options):
@@ -108,6 +120,8 @@ def test_ratios_are_per_round_and_to_the_faster_roof(monkeypatch):
     assert (method.ratio_to_gemm_only.median, method.kernel_ratio_to_gemm_only.median) == (1, 2)
     assert run.method("other").ratio_to_gemm_only.median == 1
     assert unknown.kernel_time_us is None and unknown.kernel_ratio_to_gemm_only.median == 0 and unknown.is_incomplete
+    assert unknown.details == "recorded beside matmul kernels that are known: odd_kernel 2.5 µs"
+    assert not method.details
 
 
 def test_a_wrong_matmul_is_no_roof(monkeypatch):
@@ -118,19 +132,95 @@ def test_a_wrong_matmul_is_no_roof(monkeypatch):
 
 def test_a_peer_that_the_profiler_does_not_see_is_skipped(monkeypatch):
     _record(monkeypatch, {"gemm_only": [(20, 20)] * 3})
-    seen = job.recorded_chain
+    seen = rounds.recorded_chains
     unseen = in_shard_map(_naive)
 
-    def recorded_chain(program, starts):
-        if program.wait is not jax.block_until_ready:
-            raise RuntimeError("The profiler recorded no GPU events.")
-        return seen(program, starts)
+    def recorded_chains(programs, starts, mark):
+        calls = seen([program for program in programs if program.wait is jax.block_until_ready], starts, mark)
+        error = RuntimeError("The profiler recorded no GPU events.")
+        return calls + [error] * (len(programs) - len(calls))
 
-    monkeypatch.setattr(job, "recorded_chain", recorded_chain)
+    monkeypatch.setattr(rounds, "recorded_chains", recorded_chains)
     odd = Rung("odd", "odd", lambda *args: dataclasses.replace(unseen(*args), wait=lambda results: None), peer=True)
     assert _ladder(odd).method("odd").reason == "RuntimeError: The profiler recorded no GPU events."
     with pytest.raises(RuntimeError, match="recorded no GPU events"):
         _ladder(odd, names=("odd",))
+
+
+def test_programs_are_recorded_one_by_one_and_the_record_says_so_if_marks_are_lost(monkeypatch):
+    _record(monkeypatch, {"gemm_only": [(20, 20)] * 3, "method": [(30, 25)] * 3})
+    seen, failing = rounds.recorded_chains, iter([False, False, True, False])
+
+    def recorded_chains(programs, starts, mark):
+        calls = seen(programs, starts, mark)
+        if next(failing):
+            raise RuntimeError("2 marks are missing")
+        return calls
+
+    monkeypatch.setattr(rounds, "recorded_chains", recorded_chains)
+    monkeypatch.setattr(rounds, "recorded_chain", lambda program, starts: RecordedCall(40, 20, {}))
+    run = _ladder(Rung("method", "method", in_shard_map(_naive)))
+    assert run.rounds["method"][0].call_us == [30, 40, 30] and run.rounds["gemm_only"][0].call_us == [20, 40, 20]
+    assert run.method("method").details == "recorded in sessions of its own in some rounds, since: 2 marks are missing"
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 9])
+def test_each_method_follows_each_other_equally_often(count):
+    rounds_for_all = count if count % 2 == 0 else 2 * count
+    orders = [order_in_round(count, index) for index in range(rounds_for_all)]
+    pairs = collections.Counter(pair for order in orders for pair in itertools.pairwise(order))
+    places = collections.Counter(place for order in orders for place in enumerate(order))
+    assert all(sorted(order) == list(range(count)) for order in orders)
+    assert len(pairs) == count * (count - 1) and len(set(pairs.values())) <= 1
+    assert len(places) == count**2 and len(set(places.values())) == 1
+
+
+def test_processes_go_on_with_the_order_of_the_rounds(monkeypatch):
+    asked = []
+    monkeypatch.setattr(rounds, "order_in_round", lambda count, index: asked.append(index) or list(range(count)))
+    _ladder(first_round=8)
+    assert asked == [8, 9, 10]
+
+
+def test_a_reference_is_computed_once_per_operand_pair(monkeypatch):
+    made = []
+    monkeypatch.setattr(job, "make_reference", lambda *args: made.append(args[:2]) or make_reference(*args))
+    run = _ladder(*(Rung(name, name, in_shard_map(_naive)) for name in "abc"))
+    assert len(made) == PROTOCOL.operand_sets
+    assert all(result.error_over_bound <= 1 for result in run.methods)
+
+
+def test_only_what_times_no_products_is_compiled_beside_others():
+    compiled = {}
+
+    def build_as(name):
+        class Lowered:
+            def compile(self):
+                compiled[name] = threading.current_thread()
+
+        build = in_shard_map(_naive)
+        return lambda *args: dataclasses.replace(build(*args), lowered=[Lowered()])
+
+    _ladder(Rung("products", "", build_as("products")), Rung("kernel", "", build_as("kernel"), beside=True))
+    assert compiled["products"] is threading.main_thread() is not compiled["kernel"]
+    beside = {rung.name for rung in rungs.RUNGS if rung.beside}
+    assert beside == {"pallas", "pallas_fast", "jax_example"}
+
+
+def test_what_cannot_be_compiled_is_skipped_if_it_is_a_peers():
+    class Lowered:
+        def compile(self):
+            raise RuntimeError("ptxas: " + 1000 * "!")
+
+    build = in_shard_map(_naive)
+    for beside in (False, True):
+        odd = Rung(
+            "odd", "", lambda *args: dataclasses.replace(build(*args), lowered=[Lowered()]), peer=True, beside=beside
+        )
+        reason = _ladder(odd).method("odd").reason
+        assert reason.startswith("RuntimeError: ptxas: !!!") and len(reason) <= 600
+        with pytest.raises(RuntimeError, match="ptxas"):
+            _ladder(dataclasses.replace(odd, peer=False))
 
 
 def test_hopper_kernels_are_skipped_on_other_gpus():

@@ -17,8 +17,9 @@ from jax.sharding import AxisType
 
 from cmm.devices import random_operands
 from cmm.hlo import compiled_lines
-from cmm.peers import torch_symm_mem, xla_rewrite
+from cmm.peers import torch_symm_mem, torch_trace, workers, xla_rewrite
 from cmm.peers.own_process import PeerResult, from_json, run_peer, to_json
+from cmm.recording import GpuEvent
 from cmm.results import Spread
 from cmm.roofline import Problem
 
@@ -123,6 +124,24 @@ def _runs(pid):
         return False
 
 
+def test_what_a_library_said_before_a_peer_failed_is_kept(make_module):
+    module = make_module(
+        f"""
+        import sys
+        from cmm.peers.own_process import *
+        parser = argparse.ArgumentParser()
+        add_options(parser)
+        options = parser.parse_args()
+        print("NCCL WARN no link", file=sys.stderr)
+        good = from_json({to_json([RESULT])!r})[0]
+        bad = dataclasses.replace(good, status="failed", reason=f"rounds {{options.rounds}}")
+        report([good, bad], options.json)
+        """
+    )
+    good, bad = run_peer(module, PROBLEM, 60, arguments=("--rounds", "3"))
+    assert good == RESULT and bad.reason == "rounds 3; standard error: NCCL WARN no link"
+
+
 def _worker(rank, problem, folder, meet):
     meet.wait(30)
     (folder / f"rank{rank}.json").write_text(json.dumps({"rank": rank, "k": problem.k}))
@@ -146,6 +165,7 @@ def _worker_that_dies(rank, problem, folder, meet):
 
 
 def _worker_that_hangs(rank, problem, folder, meet):
+    workers.stage_file(folder, rank).write_text("importing PyTorch")
     if rank == 0:
         (folder / "rank0.json").write_text("{}")
     else:
@@ -156,7 +176,7 @@ TWO = dataclasses.replace(PROBLEM, axis_size=2)
 
 
 def test_workers_report_in_order_of_rank():
-    assert torch_symm_mem.run_workers(_worker, TWO, 60) == [{"rank": 0, "k": 64}, {"rank": 1, "k": 64}]
+    assert workers.run_workers(_worker, TWO, 60) == [{"rank": 0, "k": 64}, {"rank": 1, "k": 64}]
 
 
 @pytest.mark.parametrize(
@@ -164,13 +184,17 @@ def test_workers_report_in_order_of_rank():
     [
         (_worker_that_breaks, 60, "^rank1: ValueError: no link$"),
         (_worker_that_dies, 60, "^rank1 ended with exit code -9"),
-        (_worker_that_hangs, 3, "no answer from the workers of rank (0, )?1 within 3 s"),
+        (
+            _worker_that_hangs,
+            3,
+            "no answer from the workers of rank (0, )?1 within 3 s; all were killed(, at importing PyTorch)?$",
+        ),
     ],
 )
 def test_a_worker_that_fails_ends_all(target, timeout_s, words):
     began = time.monotonic()
-    with pytest.raises(torch_symm_mem.WorkerFailed, match=words):
-        torch_symm_mem.run_workers(target, TWO, timeout_s)
+    with pytest.raises(workers.WorkerFailed, match=words):
+        workers.run_workers(target, TWO, timeout_s)
     assert time.monotonic() - began < 40
 
 
@@ -317,12 +341,9 @@ TRACE = [
 
 
 def test_a_trace_of_torch_holds_events_of_the_gpu():
-    pytest.importorskip("torch", reason="needs PyTorch")
-    from cmm.peers.torch_worker import gpu_events
-
     found = [
         (event.name, event.device, event.stream, event.start_us, event.end_us)
-        for event in gpu_events({"traceEvents": TRACE}, rank=1)
+        for event in torch_trace.gpu_events({"traceEvents": TRACE}, rank=1)
     ]
     assert found == [
         ("nvjet", 1, "Stream #7", 10, 15.5),
@@ -331,6 +352,29 @@ def test_a_trace_of_torch_holds_events_of_the_gpu():
         ("Memset (Device)", 1, "Stream #9", 40, 41.25),
         ("barrier_kernel", 1, "Stream #None", 50, 51),
     ]
+
+
+def _replay(calls, kernel="nvjet"):
+    """Events of a replay: in each call a copy of 1 us and a product of 10 us, in the first one of 15 us."""
+    events, now_us = [], 0
+    for call in range(calls):
+        for name, length in (("Memcpy PtoP", 1), (kernel, 10 if call else 15)):
+            events.append(GpuEvent(0, "Stream #7", name, now_us, now_us + length))
+            now_us += length
+    return events
+
+
+def test_times_of_the_calls_of_a_graph():
+    calls = torch_trace.GRAPH_CALLS
+    assert torch_trace.call_times_us(_replay(calls), 0) == (11, 10)
+    # A fill at the start of the graph is no call's.
+    assert torch_trace.call_times_us([GpuEvent(0, "", "fill", -1, 0), *_replay(calls)], 0) == (11, 10)
+    for events in (_replay(calls - 1), [], _replay(calls, "unknown")):
+        assert not torch_trace.is_complete(events)
+        with pytest.raises(RuntimeError, match=f"recorded events of GPU 0 are not {calls} equal calls"):
+            torch_trace.call_times_us(events, 0)
+    with pytest.raises(RuntimeError, match="hold 269 of 369 us"):
+        torch_trace.call_times_us([GpuEvent(0, "", "unknown", -100, 0), *_replay(calls)], 0)
 
 
 def test_options_of_the_rewrite():

@@ -1,8 +1,9 @@
 """What is made of recorded events, on events made by hand."""
 
+import jax
 import pytest
 
-from cmm import measure, recording
+from cmm import devices, measure, recording
 from cmm.recording import GpuEvent
 
 
@@ -40,9 +41,9 @@ def test_call_time_is_the_slowest_gpus_median_and_the_events_are_of_a_typical_ca
         for call, length in enumerate(of_device)
     ]
     monkeypatch.setattr(measure, "record", lambda run, wait: events)
-    time_us, _, typical = measure.recorded_call(None, [()], calls=3)
-    assert time_us == 30
-    assert {device: [e.start_us for e in found] for device, found in typical.items()} == {0: [100], 1: [100]}
+    found = measure.recorded_call(None, [()], calls=3)
+    assert found.time_us == 30
+    assert {device: [e.start_us for e in events] for device, events in found.events.items()} == {0: [100], 1: [100]}
 
 
 def test_kernel_time_is_that_of_the_matmul_kernels_alone(monkeypatch):
@@ -79,13 +80,71 @@ def test_what_a_program_does_at_its_start_is_not_drawn_with_a_later_call(monkeyp
     assert found.time_us == 91 + 1 and found.events == {0: [kernels[1]]}
 
 
-def test_calls_that_differ_in_their_kernels_are_counted_whole(monkeypatch):
-    # Two products in each of three calls, one of the six by another kernel: no name occurs a multiple of three times.
-    names = ["nvjet_a", "nvjet_a", "nvjet_a", "nvjet_b", "nvjet_a", "nvjet_a"]
-    events = [_event(name, 100 * i, 100 * i + 10 + i, 0) for i, name in enumerate(names)]
+def test_calls_that_differ_in_the_names_of_their_kernels_are_split_by_what_kernels_do(monkeypatch):
+    # Two products in each of three calls, the first of which has other kernels: no name occurs a multiple of 3 times.
+    names = ["nvjet_b", "nvjet_a", "nvjet_a", "nvjet_a", "nvjet_a", "nvjet_a"]
+    lengths = [1, 2, 10, 12, 20, 22]
+    events = [_event(*both, 0) for both in zip(names, range(0, 600, 100), map(sum, zip(range(0, 600, 100), lengths)))]
     monkeypatch.setattr(measure, "record", lambda run, wait: events)
     found = measure.recorded_call(None, [()], calls=3)
-    assert found.time_us == found.kernel_us == sum(range(10, 16)) / 3
+    assert found.time_us == found.kernel_us == 22 and found.events == {0: events[2:4]}
+
+
+def test_calls_that_differ_in_the_number_of_their_kernels_are_counted_whole(monkeypatch):
+    # Five products in three calls, and what else takes time.
+    events = [_event("nvjet", 100 * i, 100 * i + 10 + i, 0) for i in range(5)] + [_event("odd_one", 900, 906, 0)]
+    monkeypatch.setattr(measure, "record", lambda run, wait: events)
+    found = measure.recorded_call(None, [()], calls=3)
+    assert found.kernel_us == sum(range(10, 15)) / 3 and found.time_us == (sum(range(10, 15)) + 6) / 3
+    assert found.others_us == {"odd_one": 2}
+
+
+def _recording(*programs):
+    """What two GPUs record of programs with marks between them: products of so many us each."""
+    now_us, events = 0, []
+    for lengths in (*programs, None):
+        events += [_event("wrapped_cosine", now_us, now_us + 1, device) for device in (0, 1)]
+        for length in lengths or ():
+            now_us += 1000
+            events += [_event("gemm", now_us, now_us + length + device, device) for device in (0, 1)]
+        now_us += 1000
+    return events
+
+
+def test_programs_of_one_session_are_told_apart_by_marks(monkeypatch):
+    # Two starts of three calls; the first of each start does not count.
+    events = _recording((90, 10, 12, 80, 14, 16), (5, 5, 5, 5, 5, 5), ())
+    ran = []
+
+    def record(run, wait):
+        wait(run())
+        return events
+
+    monkeypatch.setattr(recording, "record", record)
+    chain = lambda name: lambda operands: ran.append(name)
+    programs = [measure.Program(None, [()] * 3, lambda results: None, start_chain=chain(name)) for name in "abc"]
+    found = measure.recorded_chains(programs, 2, lambda: ran.append("mark"))
+    assert ran == ["mark", "a", "a", "mark", "b", "b", "mark", "c", "c", "mark"]
+    assert [call.time_us for call in found[:2]] == [13 + 1, 5 + 1]
+    assert "no GPU events" in str(found[2])
+
+
+@pytest.mark.parametrize("lost", [lambda e: "cosine" in e.name and e.start_us == 0, lambda e: "cosine" in e.name])
+def test_lost_marks_are_noticed(lost):
+    events = _recording((10, 10), (5, 5))
+    assert [len(part) for part in recording.split_at_marks(events, 2)] == [4, 4]
+    with pytest.raises(RuntimeError, match="should hold 3 marks on each GPU"):
+        recording.split_at_marks([event for event in events if not lost(event)], 2)
+    with pytest.raises(RuntimeError, match="should hold 3 marks"):
+        on_one = [event for event in events if event.device == 0 or not lost(event)]
+        recording.split_at_marks(on_one, 2)
+    with pytest.raises(RuntimeError, match="should hold 3 marks"):
+        recording.split_at_marks([], 2)
+
+
+def test_marks_run_on_every_device():
+    mesh = devices.ring_mesh(jax.devices("cpu")[:4])
+    assert recording.make_mark(mesh)().sharding.device_set == set(mesh.devices.flat)
 
 
 def test_a_program_brings_its_own_way_to_wait(monkeypatch):
@@ -108,6 +167,8 @@ def test_a_program_brings_its_own_way_to_wait(monkeypatch):
         ("MemcpyP2P", "link", "copy to peer"),
         ("nvjet_sm90_hsh_128x256_64x4_2x1_v_bz_coopA_NNN", "compute", "matmul"),
         ("gemm_fusion_dot_general_3", "compute", "matmul"),
+        ("sm90_xmma_gemm_f16f16_f16f32_f32_nn_n_tilesize128x128x64", "compute", "matmul"),
+        ("void gemv2T_kernel_val<int, int, __half>", "compute", "matmul"),
         ("loop_dynamic_update_slice_fusion_1", "memory", "write result"),
         ("Memset 3", "memory", "Memset 3"),
         ("anonymous_mosaic_gpu_kernel", "compute", "matmul"),

@@ -380,7 +380,13 @@ def test_best_config_of_the_example(monkeypatch, tmp_path):
     kind = jax.devices()[0].device_kind
     winners.write([_winner(best, kernel="jax_example", device_kind=kind, right=False)], path)
     assert jax_example.best_config(PROBLEM) == best
-    assert jax_example.best_config(dataclasses.replace(PROBLEM, k=64)) == jax_example.PUBLISHED_CONFIG
+    assert jax_example.is_searched(PROBLEM)
+    other = dataclasses.replace(PROBLEM, k=64)
+    assert jax_example.best_config(other) == jax_example.PUBLISHED_CONFIG and not jax_example.is_searched(other)
+    narrow = jax_example.best_config(dataclasses.replace(other, m_shard=512, n_shard=192))
+    assert narrow in jax_example.search_space() and (narrow.cta_tile_m, narrow.cta_tile_n) == (256, 64)
+    with pytest.raises(ValueError, match="M=64, K=64 and N=.*: they have at least 128 rows and 64 columns"):
+        jax_example.best_config(dataclasses.replace(other, m_shard=64))
 
 
 # --- The command ---

@@ -1,7 +1,9 @@
 """`python -m cmm.bench`: measures suites of problems in several processes, for comparisons that hold."""
 
 import argparse
+import dataclasses
 import functools
+import os
 import pathlib
 import sys
 import tempfile
@@ -15,14 +17,14 @@ except ModuleNotFoundError as error:
     sys.exit(f"python -m cmm.bench needs {error.name}: in the repository, pip install '.[cli]'")
 
 from cmm import report, results
+from cmm.bench import peers
 from cmm.bench.child import Plan
 from cmm.bench.merge import merge, with_peers
 from cmm.bench.processes import Collected, Refused, collect
 from cmm.bench.suites_report import shape_text, sweeps
 from cmm.bench.tables import print_run, print_sweep
 from cmm.cli import positive
-from cmm.measure import ON_GPUS, ON_SIMULATED
-from cmm.peers.own_process import PeerResult, run_peer
+from cmm.protocol import ON_SIMULATED
 from cmm.roofline import ITEMSIZE_BYTES
 from cmm.rungs import CHOICES
 from cmm.suites import SUITES
@@ -39,11 +41,10 @@ examples:
   python -m cmm.bench --suite m-sweep --quick --limit-s 500  a look at ten sizes
   python -m cmm.bench --m-shard 512 --k 8192 --n-shard 7168 --dtype bfloat16 --peers
   python -m cmm.bench --suite llama3-8b,llama3-70b --out figures/data
+  python -m cmm.bench --devices 2 --peers-only --out figures/data
 """
-PEERS = ("cmm.peers.xla_rewrite", "cmm.peers.torch_symm_mem")
-_PROCESSES, _QUICK_ROUNDS, _SIMULATED_PROCESSES = 3, 5, 2
-_LONGEST_PEER_S = 300
-_LEAST_PROCESSES, _LEAST_ROUNDS = 3, 20
+_PROCESSES, _ROUNDS, _QUICK_ROUNDS, _SIMULATED_PROCESSES = 3, 8, 5, 2
+_LEAST_PROCESSES, _LEAST_ROUNDS_IN_ALL = 3, 20
 # What a shell reports for a command that Ctrl-C has ended: 128 and the number of the signal.
 _INTERRUPTED = 130
 
@@ -58,7 +59,8 @@ def main(arguments=None) -> int:
     try:
         options.out.mkdir(parents=True, exist_ok=True)  # Before minutes of measuring, not after them.
         with tempfile.TemporaryDirectory() as folder:
-            _measure(console, options, _plan(options, folder, until), collected, merged)
+            plan = _plan(options, folder, until)
+            (_measure_peers if options.peers_only else _measure)(console, options, plan, collected, merged)
         interrupted = False
     except (OSError, Refused) as error:
         console.print(f"[red]{escape(str(error))}", highlight=False, soft_wrap=True)
@@ -89,9 +91,19 @@ def _parse(arguments):
     add("--dtype", choices=tuple(ITEMSIZE_BYTES), help="default: those of the suite; of one shape float16")
     add("--devices", type=positive, metavar="D", help="how many GPUs (default: all)")
     add("--methods", type=known[1], metavar="NAME[,NAME]", help=f"of {', '.join(CHOICES)} (default: all)")
-    add("--peers", action="store_true", help="measure XLA's rewriting and PyTorch's symmetric memory afterwards, too")
+    add(
+        "--peers",
+        type=functools.partial(_names, known=tuple(peers.MODULES)),
+        nargs="?",
+        const=tuple(peers.MODULES),
+        default=(),
+        metavar="NAME[,NAME]",
+        help=f"measure programs of others afterwards, too, of {', '.join(peers.MODULES)} (without a name: both)",
+    )
+    add("--peers-only", action="store_true", help="measure peers alone, and add them to the records that are in --out")
+    add("--peer-timeout-s", type=positive, default=peers.LONGEST_S, metavar="S", help="default: %(default)s")
     add("--processes", type=positive, metavar="N", help=f"default: {_PROCESSES}")
-    add("--rounds", type=positive, metavar="N", help=f"in each process (default: {ON_GPUS.rounds})")
+    add("--rounds", type=positive, metavar="N", help=f"in each process (default: {_ROUNDS})")
     add("--quick", action="store_true", help=f"one process, {_QUICK_ROUNDS} rounds: a look, no basis for comparisons")
     add("--limit-s", type=positive, metavar="S", help="begin no further problem after S seconds; keep what is there")
     add("--timeout-s", type=positive, default=180, metavar="S", help="kill a process silent for S s (default: 180)")
@@ -102,9 +114,14 @@ def _parse(arguments):
         parser.error("--suite has its own shapes: leave out --m-shard, --k and --n-shard")
     if options.quick and options.processes:
         parser.error("--quick is one process: leave out --processes")
+    if options.peers_only and not options.devices:
+        parser.error("--peers-only needs --devices, to know the problems without starting JAX here")
+    if options.peers_only and options.methods:
+        parser.error("--peers-only measures no methods: leave out --methods")
+    options.peers = options.peers or tuple(peers.MODULES) * options.peers_only
     processes = _SIMULATED_PROCESSES if options.simulate else _PROCESSES
     options.processes = 1 if options.quick else options.processes or processes
-    rounds = (ON_SIMULATED if options.simulate else ON_GPUS).rounds
+    rounds = ON_SIMULATED.rounds if options.simulate else _ROUNDS
     options.rounds = options.rounds or min(rounds, _QUICK_ROUNDS if options.quick else rounds)
     return options
 
@@ -136,16 +153,12 @@ def _plan(options, folder, until) -> Plan:
 def _measure(console, options, plan, collected, merged) -> None:
     """Runs the processes and then the peers; fills `merged`, by index of the problem, and writes it as it grows."""
 
-    def keep(index, peers=()):
+    def keep(index):
         command = _command(options, plan, collected.problems[index].axis_size)
-        merged[index] = with_peers(merge(collected.runs[index], command, quick=options.quick), peers)
-        name = results.file_name(merged[index], "bench_quick" if options.quick else "bench")
-        path = results.save(merged[index], options.out / name)
-        what = f"{merged[index].processes} of {options.processes} processes" + ", peers" * bool(peers)
-        console.print(f"wrote {path}: {what}", highlight=False, soft_wrap=True)
+        merged[index] = merge(collected.runs[index], command, quick=options.quick)
+        _write(console, options, merged[index], f"{merged[index].processes} of {options.processes} processes")
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with _progress(console) as progress:
         task = progress.add_task("starting", total=1.0)
 
         def show(process, index, what, done):
@@ -154,24 +167,52 @@ def _measure(console, options, plan, collected, merged) -> None:
             progress.update(task, description=f"{where}: {what}", completed=done)
 
         collect(plan, options.processes, options.timeout_s, collected, show, keep)
-        if options.peers:
-            peers_task = progress.add_task("peers", total=len(merged) * len(PEERS))
-            for index in sorted(merged):
-                found: list[PeerResult] = []
-                for module in PEERS:
-                    what = f"problem {index + 1} of {len(collected.problems)}: {module}"
-                    progress.update(peers_task, description=what)
-                    found += _peer(module, collected.problems[index], plan)
-                    progress.advance(peers_task)
-                keep(index, found)
+        _add_peers(console, progress, options, plan, merged)
 
 
-def _peer(module, problem, plan) -> list[PeerResult]:
-    left_s = _LONGEST_PEER_S if plan.until is None else min(_LONGEST_PEER_S, plan.until - time.time())
-    if left_s <= 0:
-        name = module.rpartition(".")[2]
-        return [PeerResult(name, name, "skipped", "time was up")]
-    return run_peer(module, problem, left_s, simulate=plan.simulate)
+def _measure_peers(console, options, plan, collected, merged) -> None:
+    """Runs the peers alone and adds their results to the records that are there."""
+    try:
+        problems = plan.problems(options.devices)
+    except ValueError as error:
+        raise Refused(str(error)) from error
+    records = peers.find_records(options.out, problems, plan, quick=options.quick)
+    if not records:
+        raise Refused(f"{options.out} holds no record of these problems: measure them first, without --peers-only.")
+    collected.problems = problems
+    # A record that was measured without peers is now what the same command with --peers makes.
+    with_peers_too = lambda run: run.command if " --peers" in run.command else f"{run.command} --peers"
+    merged |= {
+        index: dataclasses.replace(records[problem], command=with_peers_too(records[problem]))
+        for index, problem in enumerate(problems)
+        if problem in records
+    }
+    with _progress(console) as progress:
+        _add_peers(console, progress, options, plan, merged)
+
+
+def _add_peers(console, progress, options, plan, merged) -> None:
+    task = progress.add_task("peers", total=len(merged) * len(options.peers), visible=bool(options.peers))
+    for index in sorted(merged):
+        for name in options.peers:
+            progress.update(task, description=f"{name}: {shape_text(merged[index].problem)}")
+            found = peers.measure(name, merged[index].problem, plan, options.peer_timeout_s)
+            merged[index] = with_peers(merged[index], found)
+            _write(console, options, merged[index], name)
+            progress.advance(task)
+
+
+def _progress(console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True)
+
+
+def _write(console, options, run, what) -> None:
+    """Writes a record and says so. Whoever kills this process finds the old file or the new one, no mixture."""
+    path = options.out / results.file_name(run, "bench_quick" if options.quick else "bench")
+    temporary = results.save(run, path.with_name(f".{path.name}.tmp"))
+    os.replace(temporary, path)
+    console.print(f"wrote {path}: {what}", highlight=False, soft_wrap=True)
 
 
 def _command(options, plan, axis_size) -> str:
@@ -182,7 +223,8 @@ def _command(options, plan, axis_size) -> str:
     words.append(f"--methods {','.join(options.methods or CHOICES)}")
     words.append("--quick" if options.quick else f"--processes {options.processes}")
     words.append(f"--rounds {options.rounds}")
-    words += ["--peers"] * options.peers + ["--simulate"] * options.simulate
+    words.append(f"--peers {','.join(options.peers)}" if options.peers else "")
+    words.append("--simulate" * options.simulate)
     return " ".join(filter(None, words))
 
 
@@ -194,8 +236,9 @@ def _print_all(console, options, collected, merged) -> None:
         print_run(console, run)
     for sweep in sweeps(runs):
         print_sweep(console, sweep)
-    if runs and not options.simulate and (options.processes < _LEAST_PROCESSES or options.rounds < _LEAST_ROUNDS):
-        console.print(f"[yellow]A comparison needs {_LEAST_PROCESSES} processes of {_LEAST_ROUNDS} rounds.")
+    too_few = options.processes < _LEAST_PROCESSES or options.processes * options.rounds < _LEAST_ROUNDS_IN_ALL
+    if runs and too_few and not (options.simulate or options.peers_only):
+        console.print(f"[yellow]A comparison needs {_LEAST_PROCESSES} processes, {_LEAST_ROUNDS_IN_ALL} rounds in all.")
     if collected.time_is_up:
         console.print(f"[yellow]time is up: not every problem was measured by {options.processes} processes")
     for trouble in collected.troubles:

@@ -19,7 +19,7 @@ import jax
 from cmm import devices, results
 from cmm.bench.children import say
 from cmm.job import AXIS, run_ladder
-from cmm.measure import ON_GPUS, ON_SIMULATED
+from cmm.protocol import ON_GPUS, ON_SIMULATED, on_gpus
 from cmm.results import NOT_ASKED_FOR
 from cmm.roofline import Problem
 from cmm.rungs import GEMM_ONLY, RUNGS, Rung
@@ -42,6 +42,7 @@ class Plan:
       devices: how many, `None` for all GPUs.
       methods: names of rungs, `None` for all. GEMM only always runs.
       rounds: rounds per problem.
+      first_round: number of the first of them, over all processes.
       simulate: use simulated devices.
       todo: which of the problems, `None` for all.
       until: time of `time.time()` after which no further problem begins, or `None`. The first one always does.
@@ -54,6 +55,7 @@ class Plan:
     devices: int | None = None
     methods: Sequence[str] | None = None
     rounds: int = ON_GPUS.rounds
+    first_round: int = 0
     simulate: bool = False
     todo: Sequence[int] | None = None
     until: float | None = None
@@ -108,7 +110,6 @@ def main(arguments=None) -> int:
 
 
 def _measure(plan, problems, mesh) -> int:
-    protocol = dataclasses.replace(ON_SIMULATED if plan.simulate else ON_GPUS, rounds=plan.rounds)
     todo = range(len(problems)) if plan.todo is None else plan.todo
     for place, index in enumerate(todo):
         if place and plan.time_is_up():
@@ -116,9 +117,15 @@ def _measure(plan, problems, mesh) -> int:
             return 0
         say("progress", problem=index, what="starting", done=0.0)
         gc.collect()  # Operands of the last problem may hang in cycles, and the next ones need their memory.
+        protocol = ON_SIMULATED if plan.simulate else on_gpus(problems[index])
         try:
             run, _ = run_ladder(
-                problems[index], mesh, report=_reporter(index), rungs=rungs_for(plan.methods), protocol=protocol
+                problems[index],
+                mesh,
+                report=_reporter(index),
+                rungs=rungs_for(plan.methods),
+                protocol=dataclasses.replace(protocol, rounds=plan.rounds),
+                first_round=plan.first_round,
             )
         except Exception as error:
             traceback.print_exc()

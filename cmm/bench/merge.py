@@ -75,8 +75,17 @@ def ratio(run: Run, name: str, other: str, kind: str = "call_us") -> Spread | No
 
 
 def with_peers(run: Run, peers: Sequence[PeerResult]) -> Run:
-    """Returns `run` with the results of peers, which were measured in processes of their own."""
-    return dataclasses.replace(run, peers=tuple(map(_as_method, peers)))
+    """Returns `run` with the results of peers, which were measured in processes of their own.
+
+    They take the place of older results of the same peer. Peers of the same module begin with the same word.
+    """
+    new = tuple(map(_as_method, peers))
+    words = {_first_word(result) for result in new}
+    return dataclasses.replace(run, peers=(*(old for old in run.peers if _first_word(old) not in words), *new))
+
+
+def _first_word(result) -> str:
+    return result.name.partition("_")[0]
 
 
 def _times(rounds: Rounds) -> list[float]:

@@ -60,7 +60,7 @@ def collect(
     """Measures what `plan` says in so many processes, one after the other, and adds it to `collected`.
 
     Args:
-      plan: what to measure; `todo` and `folder` of each process are set here, within `plan.folder`.
+      plan: what to measure; `todo`, `first_round` and `folder` (within `plan.folder`) of each process are set here.
       processes: number of processes that measure each problem.
       silence_s: a process that says nothing for so long is killed.
       collected: where records and troubles go as soon as they are there, so that nothing is lost on Ctrl-C.
@@ -80,7 +80,8 @@ def collect(
             if collected.time_is_up or begun and plan.time_is_up():
                 collected.time_is_up = True
                 return
-            own_plan = dataclasses.replace(plan, folder=str(folder), todo=todo)
+            first_round = process * plan.rounds
+            own_plan = dataclasses.replace(plan, folder=str(folder), todo=todo, first_round=first_round)
             todo = _OneProcess(own_plan, process, processes, collected, on_progress, on_result).run(child, silence_s)
 
 

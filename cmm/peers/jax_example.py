@@ -70,14 +70,35 @@ def search_space() -> list[Config]:
 
 
 def best_config(problem: Problem) -> Config:
-    """Returns the fastest of the settings of the example's own search for `problem` on these devices, if it is known.
+    """Returns the setting of the example's own search that should be the fastest for `problem` on these devices.
 
-    `python -m cmm.tune --kernel jax_example` finds them; `jax_example_best.json` keeps them by kind of device, number
-    of devices, shapes and dtype. Where none fits, the choice for the published work is returned, whose tiles need not
-    divide other shapes.
+    `python -m cmm.tune --kernel jax_example` finds it; `jax_example_best.json` keeps it by kind of device, number of
+    devices, shapes and dtype. Where nobody has searched (see `is_searched`) it is the choice for the published work,
+    or the first setting whose tiles divide the shapes.
+
+    Raises:
+      ValueError: the tiles of no setting divide the shapes.
     """
-    winner = winners.find(winners.read(_BEST), "jax_example", jax.devices()[0].device_kind, problem)
-    return Config(**winner.config) if winner else PUBLISHED_CONFIG
+    if found := _winner(problem):
+        return Config(**found.config)
+    p = problem
+    for config in (PUBLISHED_CONFIG, *search_space()):
+        if not (p.m_shard % config.cta_tile_m or p.n_shard % config.cta_tile_n or p.k % config.tile_k):
+            return config
+    rows, columns = (min(getattr(c, name) for c in search_space()) for name in ("cta_tile_m", "cta_tile_n"))
+    raise ValueError(
+        f"No setting of the search of JAX's example has tiles that divide M={p.m_shard}, K={p.k} and N={p.n_shard}: "
+        f"they have at least {rows} rows and {columns} columns, and are 64 deep."
+    )
+
+
+def is_searched(problem: Problem) -> bool:
+    """Says whether `best_config` was found by a search for this very problem on devices of this kind."""
+    return _winner(problem) is not None
+
+
+def _winner(problem):
+    return winners.find(winners.read(_BEST), "jax_example", jax.devices()[0].device_kind, problem)
 
 
 def load_example():

@@ -1,7 +1,8 @@
 """How is a peer run that needs a process of its own, and what does it report?
 
 A peer may want flags for the whole process, one process per GPU, or a library that this process must not load. It is a
-module with a command line: `python -m MODULE --devices D --m-shard M --k K --n-shard N --dtype T --json PATH`.
+module with a command line: `python -m MODULE --devices D --m-shard M --k K --n-shard N --dtype T --json PATH`, to name
+the most important options (see `add_options`).
 """
 
 import argparse
@@ -16,10 +17,11 @@ import tempfile
 from collections.abc import Sequence
 
 from cmm.cli import positive
+from cmm.protocol import ON_GPUS
 from cmm.results import MethodResult, Spread
 from cmm.roofline import ITEMSIZE_BYTES, Problem
 
-_STDERR_LINES = 8
+_STDERR_LINES, _STDERR_CHARACTERS = 8, 800
 # A peer ends its own workers before this process ends the peer: then it can still say which one hung.
 _SHARE_FOR_PEER = 0.9
 
@@ -82,6 +84,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=tuple(ITEMSIZE_BYTES), default="float16", help="default: float16")
     parser.add_argument("--simulate", action="store_true", help="use simulated CPU devices even where there are GPUs")
     parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds for all (default: 600)")
+    parser.add_argument(
+        "--rounds", type=positive, default=ON_GPUS.rounds, metavar="N", help="rounds on GPUs (default: %(default)s)"
+    )
     parser.add_argument("--json", type=pathlib.Path, metavar="PATH", help="result file (default: print one line)")
 
 
@@ -113,8 +118,8 @@ def run_peer(
         whoever kills it then kills them too.
 
     Returns:
-      The peer's results. One result of status "failed", with the last lines of the peer's standard error, if it
-      crashed, hung or reported nothing.
+      The peer's results. One result of status "failed" if it crashed, hung or reported nothing. Whatever failed has the
+      last lines of the peer's standard error in its reason: it may be all that a library has said.
     """
     name = module.rpartition(".")[2]
     p = problem
@@ -127,11 +132,23 @@ def run_peer(
         # Standard error goes to a file: a pipe would stay open as long as any process that the peer started.
         with stderr_path.open("w") as stderr:
             ended = _run(command, stderr, timeout_s, own_group)
+        last = _last_lines(stderr_path)
         try:
-            return from_json(path.read_text())
+            found = from_json(path.read_text())
         except (OSError, ValueError):
-            last = " | ".join(stderr_path.read_text(errors="replace").strip().splitlines()[-_STDERR_LINES:])
             return [PeerResult(name, name, "failed", f"{ended}: {last}" if last else ended)]
+    return [_with_last_words(result, last) for result in found]
+
+
+def _last_lines(path) -> str:
+    lines = path.read_text(errors="replace").strip().splitlines()
+    return " | ".join(lines[-_STDERR_LINES:])[-_STDERR_CHARACTERS:]
+
+
+def _with_last_words(result, last) -> PeerResult:
+    if result.status != "failed" or not last or last in result.reason:
+        return result
+    return dataclasses.replace(result, reason=f"{result.reason}; standard error: {last}")
 
 
 def _run(command, stderr, timeout_s, own_group) -> str:

@@ -13,13 +13,8 @@ import dataclasses
 import functools
 import importlib
 import importlib.util
-import json
-import multiprocessing
-import multiprocessing.connection
 import os
-import pathlib
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 
@@ -27,6 +22,8 @@ import numpy as np
 
 from cmm.measure import spread
 from cmm.peers.own_process import PeerResult, add_options, problem_of, report
+from cmm.peers.workers import WorkerFailed, run_workers, stage_file
+from cmm.protocol import ON_GPUS
 from cmm.reference import relative_limit
 from cmm.roofline import Problem
 
@@ -43,28 +40,19 @@ class CannotRun(Exception):
     """Says why this machine does not do."""
 
 
-class WorkerFailed(Exception):
-    """Says which worker ended badly, and how.
-
-    Attributes:
-      program: name of the program that it was at, or `None` if it had not begun with one.
-    """
-
-    def __init__(self, reason: str, program: str | None):
-        super().__init__(reason)
-        self.program = program
-
-
 def main(arguments=None) -> int:
     """Runs one worker per GPU and reports what they measured; returns the exit status, always 0."""
     parser = argparse.ArgumentParser(prog="python -m cmm.peers.torch_symm_mem", description=__doc__.split("\n\n", 1)[1])
     add_options(parser)
     options = parser.parse_args(arguments)
-    report(measure(problem_of(options), options.timeout, simulate=options.simulate), options.json)
+    found = measure(problem_of(options), options.timeout, options.rounds, simulate=options.simulate)
+    report(found, options.json)
     return 0
 
 
-def measure(problem: Problem, timeout_s: float, *, simulate: bool = False) -> list[PeerResult]:
+def measure(
+    problem: Problem, timeout_s: float, rounds: int = ON_GPUS.rounds, *, simulate: bool = False
+) -> list[PeerResult]:
     """Returns one result per program; its status is "skipped" or "failed" where nothing could be measured."""
     # Before PyTorch is imported, here and in the workers, which inherit it.
     for name, value in ENVIRONMENT.items():
@@ -75,7 +63,18 @@ def measure(problem: Problem, timeout_s: float, *, simulate: bool = False) -> li
         check_machine(problem.axis_size)
     except CannotRun as error:
         return [_without_times(name, "skipped", str(error)) for name in TITLES]
-    return run_programs(importlib.import_module("cmm.peers.torch_worker").run, problem, timeout_s)
+    return run_programs(functools.partial(_start_worker, rounds=rounds), problem, timeout_s)
+
+
+def _start_worker(rank, problem, folder, meet, programs, rounds) -> None:
+    """Runs `cmm.peers.torch_worker.run`, and notes what is in the way if PyTorch cannot even be imported."""
+    try:
+        stage_file(folder, rank).write_text("importing PyTorch")
+        worker = importlib.import_module("cmm.peers.torch_worker")
+    except BaseException as error:
+        (folder / f"rank{rank}.error").write_text(f"{type(error).__name__}: {error}")
+        raise
+    worker.run(rank, problem, folder, meet, programs, rounds)
 
 
 def run_programs(target: Callable, problem: Problem, timeout_s: float) -> list[PeerResult]:
@@ -84,15 +83,14 @@ def run_programs(target: Callable, problem: Problem, timeout_s: float) -> list[P
     Args:
       target: as for `run_workers`; it takes in addition `programs`, the names of those to measure.
       problem: shapes, dtype and number of workers.
-      timeout_s: seconds for all. Workers get half of what is left, so that a hang leaves time for the others.
+      timeout_s: seconds for all. A hang is noticed earlier (see `run_workers`), and leaves time for the others.
     """
     deadline = time.monotonic() + timeout_s
     found, programs = {}, tuple(TITLES)
     while programs:
-        left_s = deadline - time.monotonic()
-        limit_s = left_s / 2 if len(programs) > 1 else left_s
+        left_s = max(0.0, deadline - time.monotonic())
         try:
-            reports = run_workers(functools.partial(target, programs=programs), problem, limit_s)
+            reports = run_workers(functools.partial(target, programs=programs), problem, left_s)
             found |= {result.name: result for result in summary(problem, reports)}
             break
         except WorkerFailed as error:
@@ -121,78 +119,6 @@ def check_machine(gpus: int) -> None:
         raise CannotRun(f"needs PyTorch 2.11 or newer, found {torch.__version__}")
     if not hasattr(torch.ops.symm_mem, "fused_all_gather_matmul"):
         raise CannotRun(f"PyTorch {torch.__version__} has no torch.ops.symm_mem.fused_all_gather_matmul")
-
-
-def run_workers(target: Callable, problem: Problem, timeout_s: float) -> list[dict]:
-    """Runs `target(rank, problem, folder, meet)` once per GPU, each in a process, and returns what they wrote.
-
-    Args:
-      target: writes its report to `folder / f"rank{rank}.json"`, or what went wrong to `folder / f"rank{rank}.error"`;
-        before it goes on to a program, number and name of this turn to `folder / f"rank{rank}.turn"`. `meet` is a
-        barrier of all workers.
-      problem: shapes, dtype and number of workers.
-      timeout_s: all workers are killed after so many seconds.
-
-    Raises:
-      WorkerFailed: one of them crashed or hung. None of them runs any more.
-    """
-    # A CUDA context does not survive a fork.
-    context = multiprocessing.get_context("spawn")
-    meet = context.Barrier(problem.axis_size)
-    with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        workers = [
-            context.Process(target=target, args=(rank, problem, folder, meet), daemon=True)
-            for rank in range(problem.axis_size)
-        ]
-        try:
-            for worker in workers:
-                worker.start()
-            _wait(workers, folder, timeout_s)
-        finally:
-            for worker in workers:
-                if worker.is_alive():
-                    worker.kill()
-                    worker.join()
-        return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(problem.axis_size)]
-
-
-def _wait(workers, folder, timeout_s):
-    deadline = time.monotonic() + timeout_s
-    running = dict(enumerate(workers))
-    while running:
-        rest_s = max(0.0, deadline - time.monotonic())
-        if not multiprocessing.connection.wait([worker.sentinel for worker in running.values()], rest_s):
-            # One that hangs keeps those that wait for it from getting ahead by more than a turn.
-            _, program = min((_turn(rank, folder) for rank in running), key=lambda turn: turn[0])
-            ranks = ", ".join(map(str, running))
-            reason = f"no answer from the workers of rank {ranks} within {timeout_s:g} s; all were killed"
-            raise WorkerFailed(reason, program)
-        for rank in [rank for rank, worker in running.items() if not worker.is_alive()]:
-            worker = running.pop(rank)
-            worker.join()
-            if worker.exitcode or not (folder / f"rank{rank}.json").exists():
-                raise _last_words(rank, worker.exitcode, folder, len(workers))
-
-
-def _last_words(rank, exit_code, folder, workers):
-    errors = {r: path.read_text() for r in range(workers) if (path := folder / f"rank{r}.error").exists()}
-    # The worker that failed first breaks the barrier for all: its own error says more than that of the others.
-    own = {r: text for r, text in errors.items() if "BrokenBarrierError" not in text} or errors
-    reason = f"rank{rank} ended with exit code {exit_code} and no report"
-    if own:
-        rank, text = next(iter(own.items()))
-        reason = f"rank{rank}: {text}"
-    return WorkerFailed(reason, _turn(rank, folder)[1])
-
-
-def _turn(rank, folder) -> tuple[int, str | None]:
-    """Returns number and program of the turn that a worker was at; -1 and `None` before its first."""
-    try:
-        number, program = (folder / f"rank{rank}.turn").read_text().split()
-        return int(number), program
-    except (OSError, ValueError):
-        return -1, None
 
 
 def summary(problem: Problem, reports: list[dict]) -> list[PeerResult]:

@@ -1,6 +1,5 @@
 """One GPU's part of `cmm.peers.torch_symm_mem`: check, capture and time PyTorch's programs. Needs PyTorch."""
 
-import collections
 import itertools
 import json
 import math
@@ -11,27 +10,20 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 # Defines torch.ops.symm_mem.
 import torch.distributed._symmetric_memory  # noqa: F401
 
-from cmm.measure import ON_GPUS
-from cmm.recording import GpuEvent, busy_us, matmul_us, split_calls
+from cmm.peers.torch_trace import GRAPH_CALLS, call_times_us, gpu_events, is_complete
+from cmm.protocol import ON_GPUS
+from cmm.recording import GpuEvent
 from cmm.reference import error_bound
 from cmm.roofline import Problem
 
-GRAPH_CALLS = 24
 LONG_REPLAYS = 5
-PROTOCOL = (
-    f"{ON_GPUS.rounds} rounds, programs interleaved, one process per GPU; a CUDA graph of {GRAPH_CALLS} calls that "
-    f"take {ON_GPUS.operand_sets} distinct operand pairs in turn; call time: busy time of the slowest GPU, median over "
-    f"the calls of one replay; kernel time: matmul kernels alone, likewise; wall time: 1 and {LONG_REPLAYS} replays, "
-    "difference per call, slowest GPU; medians over rounds"
-)
-_GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
+_RECORDINGS = 3  # A recording that lacks events is made again.
 
 
 def run(
@@ -40,10 +32,11 @@ def run(
     folder: pathlib.Path,
     meet: multiprocessing.synchronize.Barrier,
     programs: Sequence[str],
+    rounds: int,
 ) -> None:
     """Measures `programs` on GPU `rank` and writes into `folder` what `torch_symm_mem.run_workers` reads."""
     try:
-        report = _measure(rank, problem, folder, meet, programs)
+        report = _measure(rank, problem, folder, meet, programs, rounds)
         (folder / f"rank{rank}.json").write_text(json.dumps(report))
         meet.wait()
         status = 0
@@ -56,7 +49,9 @@ def run(
     os._exit(status)
 
 
-def _measure(rank, problem, folder, meet, programs):
+def _measure(rank, problem, folder, meet, programs, rounds):
+    stage = (folder / f"rank{rank}.stage").write_text
+    stage("joining the other GPUs by NCCL")
     torch.cuda.set_device(rank)
     # float32 means float32, and sums of half-precision products are float32: as everywhere in this package.
     matmul = torch.backends.cuda.matmul
@@ -65,13 +60,15 @@ def _measure(rank, problem, folder, meet, programs):
     store = dist.FileStore(str(folder / "store"), problem.axis_size)
     device = torch.device("cuda", rank)
     dist.init_process_group("nccl", store=store, rank=rank, world_size=problem.axis_size, device_id=device)
+    stage("drawing operands and computing references")
     calls, references = _programs(rank, problem)
+    torch.cuda.synchronize()
     turns = itertools.count()
 
     def by_turns(names):
         """Yields the names, and notes before each whose turn it is: who crashes or hangs cannot tell any more."""
         for name in names:
-            (folder / f"rank{rank}.turn").write_text(f"{next(turns)} {name}")
+            _replace(folder / f"rank{rank}.turn", f"{next(turns)} {name}")
             yield name
 
     errors = {name: _worst_errors(calls[name], references, problem) for name in by_turns(programs)}
@@ -83,7 +80,7 @@ def _measure(rank, problem, folder, meet, programs):
         meet.wait()
         graphs[name].replay()
         torch.cuda.synchronize()
-    for _ in range(ON_GPUS.rounds):
+    for _ in range(rounds):
         for name in by_turns(programs):
             times[name]["wall_us"].append(_wall_us(graphs[name], meet))
             call_us, kernel_us = _call_us(graphs[name], meet, folder / f"trace{rank}.json", rank)
@@ -95,7 +92,27 @@ def _measure(rank, problem, folder, meet, programs):
         "nccl": ".".join(map(str, torch.cuda.nccl.version())),
         "device_kind": torch.cuda.get_device_name(rank),
     }
-    return {"programs": {n: times[n] | errors[n] for n in times}, "protocol": PROTOCOL, "versions": versions}
+    return {
+        "programs": {name: times[name] | errors[name] for name in times},
+        "protocol": _protocol(rounds),
+        "versions": versions,
+    }
+
+
+def _protocol(rounds) -> str:
+    return (
+        f"{rounds} rounds, programs interleaved, one process per GPU; a CUDA graph of {GRAPH_CALLS} calls that take "
+        f"{ON_GPUS.operand_sets} distinct operand pairs in turn; call time: busy time of the slowest GPU, median over "
+        f"the calls of one replay but the first; kernel time: matmul kernels alone, likewise; wall time: 1 and "
+        f"{LONG_REPLAYS} replays, difference per call, slowest GPU; medians over rounds"
+    )
+
+
+def _replace(path, text):
+    """Writes a file that another process may be reading."""
+    temporary = path.with_suffix(".new")
+    temporary.write_text(text)
+    os.replace(temporary, path)
 
 
 def _programs(rank, problem):
@@ -175,20 +192,28 @@ def _replays_us(graph, replays, meet):
 
 
 def _call_us(graph, meet, path, rank):
-    """Returns the busy time and the kernel time of one call, medians over the calls of one replay."""
+    """Returns the busy time and the kernel time of one call, medians over the calls of one replay but the first."""
 
     def replay():
         meet.wait()
         graph.replay()
 
-    events = _record(replay, path, rank)
-    counts = collections.Counter(event.name for event in events)
-    # A name that is rarer belongs to no call. One that is not would take its whole share of every call with it.
-    uneven = [name for name, count in counts.items() if count > GRAPH_CALLS and count % GRAPH_CALLS]
-    if uneven or not any(count >= GRAPH_CALLS for count in counts.values()):
-        raise RuntimeError(f"{len(events)} recorded events of GPU {rank} are not {GRAPH_CALLS} equal calls: {uneven}.")
-    calls = split_calls(events, GRAPH_CALLS)
-    return float(np.median([busy_us(call) for call in calls])), float(np.median([matmul_us(call) for call in calls]))
+    # Every worker records equally often: they meet at the start of each replay.
+    recordings = [_record(replay, path, rank)]
+    complete = _all_complete(is_complete(recordings[-1]), path.parent, rank, meet)
+    while not complete and len(recordings) < _RECORDINGS:
+        recordings.append(_record(replay, path, rank))
+        complete = _all_complete(is_complete(recordings[-1]), path.parent, rank, meet)
+    return call_times_us(recordings[-1], rank)
+
+
+def _all_complete(mine, folder, rank, meet) -> bool:
+    """Whether the recordings of all workers are complete; all get the same answer."""
+    (folder / f"rank{rank}.complete").write_text(str(int(mine)))
+    meet.wait()
+    found = all(path.read_text() == "1" for path in folder.glob("rank*.complete"))
+    meet.wait()
+    return found
 
 
 def _record(run, path, rank) -> list[GpuEvent]:
@@ -198,25 +223,3 @@ def _record(run, path, rank) -> list[GpuEvent]:
         torch.cuda.synchronize()
     profile.export_chrome_trace(str(path))
     return gpu_events(json.loads(path.read_text()), rank)
-
-
-def gpu_events(trace: dict, rank: int) -> list[GpuEvent]:
-    """Returns the kernels, copies and fills of a trace in Chrome's format, in order of their start.
-
-    Args:
-      trace: what `torch.profiler` exports for the process of one GPU.
-      rank: the GPU that an event is counted to where it names none.
-
-    Source: libkineto, `output_json.cpp` and `CuptiActivity.cpp`. Processes of the trace are GPUs and its threads are
-    streams; arguments differ by category. A copy between GPUs has "fromDevice", "inDevice" and "toDevice".
-    """
-    events = []
-    for event in trace["traceEvents"]:
-        if event.get("ph") != "X" or event.get("cat") not in _GPU_CATEGORIES:
-            continue
-        arguments = event.get("args", {})
-        device = arguments.get("device", arguments.get("inDevice", event.get("pid", rank)))
-        stream = arguments.get("stream", event.get("tid"))
-        end_us = event["ts"] + event.get("dur", 0)
-        events.append(GpuEvent(device, f"Stream #{stream}", event["name"], event["ts"], end_us))
-    return sorted(events, key=lambda event: event.start_us)

@@ -23,6 +23,7 @@ from cmm.job import run_ladder
 from cmm.measure import Program
 from cmm.peers.own_process import PeerResult, add_options, problem_of, report, run_peer
 from cmm.product import local_matmul
+from cmm.protocol import ON_GPUS, on_gpus
 from cmm.report import is_wrong
 from cmm.results import MethodResult
 from cmm.ring import COPY_ENGINE_OPTIONS
@@ -50,7 +51,7 @@ def main(arguments=None) -> int:
     options = parser.parse_args(arguments)
     problem = problem_of(options)
     if options.variant:
-        results = measure_variant(problem, options.variant, simulate=options.simulate)
+        results = measure_variant(problem, options.variant, options.rounds, simulate=options.simulate)
     else:
         results = []
         for variant in VARIANTS:
@@ -59,7 +60,7 @@ def main(arguments=None) -> int:
                 problem,
                 options.timeout / len(VARIANTS),
                 simulate=options.simulate,
-                arguments=("--variant", variant),
+                arguments=("--variant", variant, "--rounds", str(options.rounds)),
                 own_group=False,
             )
             results += [_named_after(variant, result) for result in of_variant]
@@ -67,12 +68,15 @@ def main(arguments=None) -> int:
     return 0
 
 
-def measure_variant(problem: Problem, variant: str, *, simulate: bool = False) -> list[PeerResult]:
+def measure_variant(
+    problem: Problem, variant: str, rounds: int = ON_GPUS.rounds, *, simulate: bool = False
+) -> list[PeerResult]:
     """Measures GEMM only and one variant, with NCCL and with copy engines, by the protocol of the ladder.
 
     Args:
       problem: shapes, dtype and number of devices.
       variant: key of `VARIANTS`.
+      rounds: how often each program is timed on GPUs.
       simulate: use simulated devices even where there are GPUs.
     """
     try:
@@ -86,7 +90,8 @@ def measure_variant(problem: Problem, variant: str, *, simulate: bool = False) -
         Rung(name, _title(variant, name), functools.partial(build, options), peer=True)
         for name, options in options_of.items()
     ]
-    run, _ = run_ladder(problem, mesh, rungs=(GEMM_ONLY, *rungs))
+    protocol = None if devices.is_simulated(found) else dataclasses.replace(on_gpus(problem), rounds=rounds)
+    run, _ = run_ladder(problem, mesh, rungs=(GEMM_ONLY, *rungs), protocol=protocol)
     return [_peer_result(variant, method, options_of.get(method.name, {}), run) for method in run.methods]
 
 
