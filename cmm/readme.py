@@ -5,11 +5,11 @@ import pathlib
 import sys
 
 from cmm.bench.suites_report import beyond_published, markdown_beyond
-from cmm.report import markdown_ladder, markdown_published, replace_between_markers
+from cmm.report import markdown_ladder, markdown_local, markdown_published, replace_between_markers
 from cmm.results import Run, load_all
 
-# Between these markers stand runs of other shapes. A README without them has no such table.
-_BEYOND = "beyond the published shape"
+# Between these markers stand runs of other shapes, and of one GPU. A README without them has no such table.
+_BEYOND, _LOCAL = "beyond the published shape", "local product"
 
 
 def updated(text: str, runs: list[Run]) -> str:
@@ -22,11 +22,15 @@ def updated(text: str, runs: list[Run]) -> str:
     Raises:
       ValueError: a marker is missing, or no run has the shapes of the published table.
     """
-    ladder = [run for run in runs if run.is_reference_work and not run.simulated]
+    reference = [run for run in runs if run.is_reference_work and not run.simulated]
+    local = [run for run in reference if run.problem.axis_size == 1]
+    ladder = [run for run in reference if run.problem.axis_size > 1]
     if not ladder:
         raise ValueError("No recorded run has the shapes and dtype of the published table.")
     text = replace_between_markers(text, "measured ladder", markdown_ladder(ladder))
     text = replace_between_markers(text, "published ladder", markdown_published())
+    if f"<!-- {_LOCAL} -->" in text:
+        text = replace_between_markers(text, _LOCAL, markdown_local(local))
     if f"<!-- {_BEYOND} -->" in text:
         text = replace_between_markers(text, _BEYOND, markdown_beyond(beyond_published(runs)))
     return text

@@ -1,7 +1,9 @@
 """The result ladder: one row per method, for terminals and for the README."""
 
+import dataclasses
 from collections.abc import Iterable
 
+from cmm.dispatch import METHODS
 from cmm.reference import relative_limit
 from cmm.results import MethodResult, Run, Spread
 from cmm.roofline import (
@@ -121,6 +123,23 @@ def markdown_ladder(runs: list[Run]) -> str:
     tables = [f"**{run.problem.axis_size} GPUs**\n\n{_markdown_table(run)}" for run in runs]
     details = ["<details><summary>How and where measured</summary>", "", *map(_how_measured, runs), "", "</details>"]
     return "\n".join(["\n\n".join(tables), "", *details])
+
+
+def markdown_local(runs: list[Run]) -> str:
+    """Returns a Markdown table of products on one device, and how they were measured; nothing without runs.
+
+    On an axis of one device a kernel of this package is its local matmul, and every method in plain JAX is GEMM only.
+    """
+    if not runs:
+        return ""
+    kernel = next(method.name for method in METHODS.values() if method.needs_hopper)
+    shown = []
+    for run in runs:
+        rows = [one for one in run.methods if has_times(one) and (is_roof(one) or one.name == kernel)]
+        rows = [dataclasses.replace(one, title="`cmm.matmul`") if one.name == kernel else one for one in rows]
+        shown.append(dataclasses.replace(run, methods=tuple(rows)))
+    details = ["<details><summary>How and where measured</summary>", "", *map(_how_measured, shown), "", "</details>"]
+    return "\n".join(["\n\n".join(map(_markdown_table, shown)), "", *details])
 
 
 def _markdown_table(run) -> str:
