@@ -85,8 +85,9 @@ def stages(out: pathlib.Path, stress_calls: int) -> list[Stage]:
         Stage("tests", module(*tests, "tests/test_gpu_primitives.py", "tests/test_gpu_hopper.py"), 200, stress),
         Stage("ladder", module("cmm.bench", "--suite", "W1", "--rounds", "8", "--out", str(out)), 150),
         Stage("account", module("cmm.trace", "--account", "--out", str(out)), 90),
+        Stage("rungs", module("cmm.ladder", "--out", str(out)), 110),
         Stage("counting fault", module("cmm.peers.counting_fault", *fault), 60, least_gpus=3),
-        Stage("larger", module("cmm.bench", *llama, "--out", str(out)), 150),
+        Stage("larger", module("cmm.bench", *llama, "--out", str(out)), 220),
         Stage("notebooks", ("notebooks/execute.py",), 240),
         Stage("wall time", module("cmm.overhead", "--out", str(out)), 120),
     ]

@@ -131,7 +131,7 @@ def _call_jvp(launch, axis_name, plan, dtype, primals, tangents):
 def _call_and_gather_jvp(launch, axis_name, plan, dtype, primals, tangents):
     (lhs, rhs), (d_lhs, d_rhs) = primals, tangents
     out, gathered = _call_and_gather(launch, axis_name, plan, dtype, lhs, rhs)
-    # The kernel needs all multiprocessors of all devices: forward mode, which gathers, begins with it when that is done.
+    # The kernel needs all multiprocessors of all devices: forward mode, which gathers, does so when that is done.
     out, one = lax.optimization_barrier((out, jnp.ones((), lhs.dtype)))
     d_gathered = _gather(d_lhs * one, axis_name)
     d_out = local_matmul(d_gathered, rhs, dtype) + local_matmul(gathered, d_rhs, dtype)
@@ -156,7 +156,7 @@ def _product_type(lhs, rhs, axis_name):
 
 
 def _with_axes(out, *like):
-    """Tells JAX that `out`, of which a kernel says nothing, differs over the mesh axes over which one of `like` does."""
+    """Tells JAX that `out`, of which a kernel says nothing, differs over all mesh axes over which some `like` does."""
     missing = frozenset().union(*map(_varying, like)) - _varying(jax.typeof(out))
     return lax.pcast(out, tuple(missing), to="varying") if missing else out
 

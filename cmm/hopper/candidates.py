@@ -19,7 +19,7 @@ _GRIDS = ((M, 8), (N, 8), (M, 4), (N, 4), (M, 16), (N, 16), (M, 1), (N, 1))
 _DEEP_TILE_PENALTY, _EPILOGUE_PENALTY, _SHALLOW_PENALTY = 3, 3, 4
 
 
-def candidates(m: int, n: int, k: int, dtype, num_ctas: int) -> list[TuningConfig]:
+def candidates(m: int, n: int, k: int, dtype, num_ctas: int, steps: int = 1) -> list[TuningConfig]:
     """Returns configurations that fit a local matmul `[m, k] @ [k, n]`, the most promising first.
 
     Of configurations that make the same kernel do the same in the same order only one is listed.
@@ -28,9 +28,11 @@ def candidates(m: int, n: int, k: int, dtype, num_ctas: int) -> list[TuningConfi
       m, n, k: sizes of the local matmul.
       dtype: dtype of the operands.
       num_ctas: number of multiprocessors of a GPU.
+      steps: of the ring, for the fast kernel (see `cmm.hopper.config.default_config`).
     """
     ranked = []
-    structures = sorted(_structures(m, n), key=lambda fields: relative_cost(TuningConfig(**fields), m, n, num_ctas))
+    cost = lambda fields: relative_cost(TuningConfig(**fields), m, n, num_ctas, k, steps)
+    structures = sorted(_structures(m, n), key=cost)
     for place, structure in enumerate(structures):
         for tile_k, epilogue in itertools.product(_TILE_KS, _EPILOGUES):
             penalty = place + _DEEP_TILE_PENALTY * (tile_k != 64) + _EPILOGUE_PENALTY * (epilogue != (64, 64))

@@ -180,7 +180,8 @@ def simulate(
 ) -> Iterator[Simulation]:
     """Runs Mosaic GPU kernels of this block on simulated devices.
 
-    Functions are traced anew inside the block, so jitted ones may be shared with
+    Derivatives work, but not within `jax.checkpoint`: JAX refuses host callbacks
+    there. Functions are traced anew inside the block, so jitted ones may be shared with
     code that runs on GPUs. All CTAs of all devices run concurrently, each warpgroup
     a coroutine; copies and tile products complete some time after they are issued.
 

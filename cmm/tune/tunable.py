@@ -37,9 +37,9 @@ class Tunable:
     cached: bool = True
 
 
-def _hopper_candidates(problem, device):
+def _hopper_candidates(problem, device, steps=1):
     """Returns the configuration that a kernel takes without a search, and then the others."""
-    sizes = (problem.m_shard, problem.n_shard, problem.k, problem.dtype, device.core_count)
+    sizes = (problem.m_shard, problem.n_shard, problem.k, problem.dtype, device.core_count, steps)
     others = candidates(*sizes)
     if not others:
         return []
@@ -53,7 +53,7 @@ _ANNOUNCEMENTS_FOR = 4
 
 
 def _fast_candidates(problem, device):
-    plain = _hopper_candidates(problem, device)
+    plain = _hopper_candidates(problem, device, problem.axis_size)
     others = [
         dataclasses.replace(config, **changes) for config in plain[:_ANNOUNCEMENTS_FOR] for changes in _ANNOUNCEMENTS
     ]
