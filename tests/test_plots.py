@@ -551,7 +551,7 @@ def test_command_writes_every_figure_with_its_data(tmp_path, capsys, monkeypatch
     assert json.loads((out / "data" / "ring.json").read_text()) == plots.ring_data(2)
     names = {path.name for path in out.iterdir()} - {"data"}
     drawn = [*expected, "timeline_recorded_h200_d2"]
-    assert names == {f"{name}.{kind}" for name in drawn for kind in ("svg", "png")} | {"ring.gif"}
+    assert names == {f"{name}.{kind}" for name in drawn for kind in ("svg", "png")} | {"ring.gif", "kernel.gif"}
 
 
 def test_data_of_a_figure_is_what_it_shows(tmp_path):

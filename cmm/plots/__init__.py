@@ -3,27 +3,35 @@
 `python -m cmm.plots` redraws all of them.
 """
 
+from cmm.plots.account import account_data, draw_account
 from cmm.plots.animation import ring_animation
 from cmm.plots.bounds import bounds_data, draw_roofline_bounds
 from cmm.plots.events import draw_events
+from cmm.plots.ladder import draw_ladder, ladder_data
 from cmm.plots.layout import draw_layout, layout_data
 from cmm.plots.palette import device_color, render, save, save_data, style
 from cmm.plots.rates import utilization_data
 from cmm.plots.ring import draw_ring, draw_ring_steps, ring_data
+from cmm.plots.sweep import draw_sweep, sweep_data
 from cmm.plots.timeline import draw_predicted_timeline, draw_timeline, predicted_timelines, timeline_data
 from cmm.plots.utilization import draw_utilization
 
 __all__ = [
+    "account_data",
     "bounds_data",
     "device_color",
+    "draw_account",
     "draw_events",
+    "draw_ladder",
     "draw_layout",
     "draw_predicted_timeline",
     "draw_ring",
     "draw_ring_steps",
     "draw_roofline_bounds",
+    "draw_sweep",
     "draw_timeline",
     "draw_utilization",
+    "ladder_data",
     "layout_data",
     "predicted_timelines",
     "render",
@@ -32,6 +40,7 @@ __all__ = [
     "save",
     "save_data",
     "style",
+    "sweep_data",
     "timeline_data",
     "utilization_data",
 ]

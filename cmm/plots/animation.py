@@ -7,6 +7,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 from cmm.plots.cards import arrow, card_places, draw_card, half_of
+from cmm.plots.gif import write_gif
 from cmm.plots.palette import LABEL_SIZE, MUTED, SMALL_SIZE, device_color, styled, text_color
 from cmm.plots.ring import Flow, ring_data, single_ring
 from cmm.plots.shapes import block, inch_axes, lhs_name, page
@@ -14,7 +15,6 @@ from cmm.plots.shapes import block, inch_axes, lhs_name, page
 _DPI = 100
 _FRAME_MS = 50
 _LAST_FRAME_MS = 2500
-_COLORS = 128
 _PARCEL = np.array((0.4, 0.3))
 # Shares of a step at which a parcel departs, arrives, and is taken in. Its arrival before the product is finished, at
 # the third of them, is the point of the method; the lengths themselves are not to scale.
@@ -46,8 +46,7 @@ def ring_animation(path, axis_size: int = 4, direction: Flow = "down", frames_pe
         frames += [scene.frame((index + 1) / frames_per_step) for index in range(frames_per_step)]
     frames.append(_Scene(data, axis_size - 1, "C is complete").frame(1.0))
     path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _write_gif(path, frames)
+    write_gif(path, frames, [_FRAME_MS] * (len(frames) - 1) + [_LAST_FRAME_MS])
     return path
 
 
@@ -159,25 +158,3 @@ def _caption(data: dict) -> str:
         "both": "Each device multiplies two half shards; the upper one travels down the ring, the lower one up",
     }
     return ways[data["direction"]] + ". Arrival before the product ends means no waiting. Lengths are not to scale."
-
-
-def _write_gif(path, frames):
-    """Writes frames that share one palette of their most frequent colours: small, and the same on every drawing."""
-    packed = [np.asarray(frame).astype(np.uint32) @ np.array((1 << 16, 1 << 8, 1), np.uint32) for frame in frames]
-    colors, counts = np.unique(np.stack(packed[:: max(1, len(packed) // 8)]), return_counts=True)
-    palette = colors[np.argsort(-counts, kind="stable")[:_COLORS]]
-    index_of = np.full(1 << 24, -1, np.int16)
-    flat = []
-    for picture in packed:
-        new = np.unique(picture[index_of[picture] < 0])
-        distances = np.abs(_channels(new)[:, None] - _channels(palette)[None]).sum(axis=-1)
-        index_of[new] = distances.argmin(axis=1)
-        flat.append(Image.fromarray(index_of[picture].astype(np.uint8)))
-        flat[-1].putpalette(_channels(palette).astype(np.uint8).tobytes())
-    durations = [_FRAME_MS] * (len(flat) - 1) + [_LAST_FRAME_MS]
-    flat[0].save(path, save_all=True, append_images=flat[1:], duration=durations, loop=0)
-
-
-def _channels(packed) -> np.ndarray:
-    """Returns packed colours as rows of red, green and blue."""
-    return np.stack([packed >> shift & 255 for shift in (16, 8, 0)], axis=-1).astype(np.int32)
