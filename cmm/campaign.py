@@ -6,17 +6,19 @@ limit, for a kernel that misses a signal hangs. A stage that fails stops no othe
 """
 
 import argparse
+import contextlib
 import dataclasses
+import itertools
 import os
 import pathlib
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 
-try:  # The package alone does not need it.
+try:  # The package alone does not need them.
+    import psutil
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Table
@@ -29,7 +31,8 @@ _DESCRIPTION = """\
 Runs all that needs GPUs, on all GPUs of this machine: stress tests, the benchmark of the ladder and of larger problems,
 the account of where the time goes, wall time, and every notebook, whose outputs are saved in place. Run it in the
 repository. Result files go to --out, and what each stage printed to --out/logs. Copy results to figures/data, and
-`make figures` shows them.
+`make figures` shows them. All stages may take longer than --limit-s: those that matter most come first, and those for
+which no time is left are named.
 """
 _LIMIT_S = 570
 _LEAST_S = 10  # A stage with less time left than this is not begun.
@@ -79,11 +82,13 @@ def stages(out: pathlib.Path, stress_calls: int) -> list[Stage]:
     module = lambda name, *arguments: ("-m", name, *arguments)
     tests = ("pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu")
     stress = {"CMM_STRESS_CALLS": str(stress_calls)}
-    llama = ("--suite", "llama3-70b,llama3-405b", "--rounds", "4")
+    llama = ("--suite", "llama3-70b,llama3-405b", "--rounds", "4", "--timeout-s", "100")
     fault = ("--out", str(out / "counting_fault.json"))
     return [
         Stage("tests", module(*tests, "tests/test_gpu_primitives.py", "tests/test_gpu_hopper.py"), 200, stress),
-        Stage("ladder", module("cmm.bench", "--suite", "W1", "--rounds", "8", "--out", str(out)), 150),
+        Stage(
+            "ladder", module("cmm.bench", "--suite", "W1", "--rounds", "8", "--timeout-s", "60", "--out", str(out)), 150
+        ),
         Stage("account", module("cmm.trace", "--account", "--out", str(out)), 90),
         Stage("rungs", module("cmm.ladder", "--out", str(out)), 110),
         Stage("counting fault", module("cmm.peers.counting_fault", *fault), 60, least_gpus=3),
@@ -131,14 +136,12 @@ def _run_stage(stage, log, limit_s) -> Outcome:
     started = time.monotonic()
     environment = os.environ | {"PYTHONUNBUFFERED": "1"} | stage.environment
     with log.open("w") as file:
-        # A process group of its own: what the stage itself has started ends with it.
         process = subprocess.Popen(
             [sys.executable, *stage.arguments],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
             env=environment,
-            process_group=0,
         )
         try:
             status = process.wait(limit_s)
@@ -146,12 +149,18 @@ def _run_stage(stage, log, limit_s) -> Outcome:
         except subprocess.TimeoutExpired:
             verdict = f"killed after {limit_s:.0f} s"
         finally:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            process.wait()
+            _kill_with_descendants(process)
     return Outcome(stage.name, verdict, time.monotonic() - started)
+
+
+def _kill_with_descendants(process) -> None:
+    """Ends a process and all that it has started, if it still runs: what hangs on a GPU would disturb what follows."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for descendant in psutil.Process(process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                descendant.kill()
+    process.kill()
+    process.wait()
 
 
 def main(arguments=None) -> int:
@@ -160,10 +169,14 @@ def main(arguments=None) -> int:
     console = Console(width=None if sys.stdout.isatty() else 120)
     num_gpus = _count_gpus()
     if num_gpus < 2:
-        console.print(f"[red]A campaign needs at least 2 GPUs, nvidia-smi lists {num_gpus}.")
+        console.print(f"[red]A campaign needs at least 2 GPUs, {num_gpus} can be seen here.")
         return 2
     planned = [stage for stage in stages(options.out, options.stress_calls) if stage.name in options.only]
-    options.out.mkdir(parents=True, exist_ok=True)
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        console.print(f"[red]{error}")
+        return 2
     columns = (TextColumn("{task.description:<15}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("starting", total=len(planned))
@@ -179,13 +192,17 @@ def main(arguments=None) -> int:
 
 
 def _count_gpus() -> int:
-    """Returns the number of GPUs without starting a JAX backend, which would hold their memory for this process."""
+    """Returns the number of GPUs that a stage sees, without starting a JAX backend: it would hold their memory."""
     if not shutil.which("nvidia-smi"):
         return 0
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     count = sum(line.startswith("GPU ") for line in listed.splitlines())
-    return count if visible is None else min(count, len([one for one in visible.split(",") if one.strip()]))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return count
+    names = [name.strip() for name in visible.split(",")]
+    is_valid = lambda name: name.startswith("GPU-") or name.isdigit() and int(name) < count
+    return len(list(itertools.takewhile(is_valid, names)))  # CUDA ignores all from the first one that it does not know.
 
 
 def _parse(arguments):

@@ -2,6 +2,7 @@
 
 import importlib.util
 import time
+import types
 
 import pytest
 
@@ -28,10 +29,11 @@ def test_each_stage_has_its_verdict_and_its_log(tmp_path):
     assert not (tmp_path / "for_more.txt").exists()
 
 
-def test_a_stage_that_hangs_is_killed_with_what_it_started(tmp_path):
+@pytest.mark.parametrize("how", ["", ", process_group=0", ", start_new_session=True"])
+def test_a_stage_that_hangs_is_killed_with_what_it_started(tmp_path, how):
     mark = tmp_path / "alive"
     child = f"import time, pathlib; time.sleep(3); pathlib.Path({str(mark)!r}).touch()"
-    code = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(60)"
+    code = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {child!r}]{how}); time.sleep(60)"
     planned = [_stage("hangs", code, limit_s=1), _stage("next", "pass")]
     outcomes = campaign.run(planned, tmp_path, 60, num_gpus=2)
     assert [outcome.verdict for outcome in outcomes] == ["killed after 1 s", "ok"]
@@ -55,6 +57,19 @@ def test_without_gpus_it_says_so(capsys, monkeypatch):
     monkeypatch.setattr(campaign.shutil, "which", lambda name: None)
     assert campaign.main([]) == 2
     assert "at least 2 GPUs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "visible, count", [(None, 4), ("", 0), ("-1", 0), ("1,3", 2), ("0,-1,1", 1), ("2,9,3", 1), ("GPU-8f,GPU-11", 2)]
+)
+def test_gpus_are_counted_as_cuda_does(monkeypatch, visible, count):
+    listed = "".join(f"GPU {index}: NVIDIA H200 (UUID: GPU-{index})\n" for index in range(4))
+    monkeypatch.setattr(campaign.shutil, "which", lambda name: name)
+    monkeypatch.setattr(campaign.subprocess, "run", lambda *args, **options: types.SimpleNamespace(stdout=listed))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert campaign._count_gpus() == count
 
 
 def test_unknown_stage(capsys):

@@ -5,6 +5,7 @@ import json
 import pathlib
 import re
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 import cmm.interpret as ci
 from cmm import devices
 from cmm.hopper import all_gather_lhs_matmul_fast
-from cmm.overhead import overhead_record, programs
+from cmm.overhead import __main__ as command, child, overhead_record, programs
 from cmm.overhead.__main__ import main, run
 from cmm.overhead.child import Plan
 from cmm.overhead.host_trace import HostSpan, split_host_us
@@ -235,3 +236,31 @@ def test_semaphores_cannot_be_operands():
     shapes = jax.ShapeDtypeStruct((128, 64), jnp.float32), jax.ShapeDtypeStruct((128,), jnp.int32)
     with pytest.raises(ValueError, match="Must signal semaphores"):
         ci.lower_for_cuda(kernel, *shapes, mesh_axes={"x": 2}, in_specs=(P("x"), P("x")), out_specs=P("x"))
+
+
+@pytest.mark.parametrize("visible, count, shown", [(None, 2, "0,1"), ("3,5", 2, "3,5"), ("3,5", 1, "3")])
+def test_processes_see_gpus_that_the_user_shows(monkeypatch, visible, count, shown):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert command._environment(count) == [f"CUDA_VISIBLE_DEVICES={shown}"]
+
+
+@pytest.mark.parametrize("visible, count", [("3", 2), ("", 1)])
+def test_no_other_gpus_are_taken(monkeypatch, visible, count):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(ValueError, match="asked for"):
+        command._environment(count)
+
+
+def test_a_wrong_result_is_a_failure(monkeypatch, capsys):
+    def build(variant, problem, mesh):
+        def check():
+            raise programs.WrongResult("Result 0 differs")
+
+        return programs.Started(lambda: [], check)
+
+    monkeypatch.setattr(child.programs, "build", build)
+    built = child._built(child.Plan(1, 64, 64, 64, "float16"), None, types.SimpleNamespace(size=1))
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    assert not built and {event["event"] for event in events} == {"begin", "failed"}

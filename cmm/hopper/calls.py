@@ -131,9 +131,10 @@ def _call_jvp(launch, axis_name, plan, dtype, primals, tangents):
 def _call_and_gather_jvp(launch, axis_name, plan, dtype, primals, tangents):
     (lhs, rhs), (d_lhs, d_rhs) = primals, tangents
     out, gathered = _call_and_gather(launch, axis_name, plan, dtype, lhs, rhs)
-    # The kernel needs all multiprocessors of all devices: forward mode, which gathers, does so when that is done.
+    # The kernel needs all multiprocessors of all devices: nothing else goes around before it is done, neither the
+    # gather of forward mode nor what it becomes in the backward pass. A factor that is known then only ties them to it.
     out, one = lax.optimization_barrier((out, jnp.ones((), lhs.dtype)))
-    d_gathered = _gather(d_lhs * one, axis_name)
+    d_gathered = _gather(d_lhs * one, axis_name) * one
     d_out = local_matmul(d_gathered, rhs, dtype) + local_matmul(gathered, d_rhs, dtype)
     return (out, gathered), (d_out, d_gathered)
 

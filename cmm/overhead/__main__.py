@@ -53,7 +53,12 @@ def main(arguments=None) -> int:
         until = time.time() + left_s * (_SHARE_OF_FIRST if index < len(counts) - 1 else 1)
         shape = (factor * options.m_shard, options.k, options.n_shard, options.dtype)
         plan = Plan(count, *shape, until=until, simulate=options.simulate)
-        measurement = run(plan, _environment(count) if not options.simulate else [], console.print)
+        try:
+            environment = [] if options.simulate else _environment(count)
+        except ValueError as error:
+            console.print(f"[red]{escape(str(error))}", highlight=False, soft_wrap=True)
+            return 1
+        measurement = run(plan, environment, console.print)
         if measurement:
             measurements.append(measurement)
             _print(console, measurement)
@@ -122,7 +127,7 @@ class _Heard:
             self.measurement = Measurement(event["devices"], *shape, **told)
         elif kind == "begin":
             self._at = name, event["title"]
-        elif kind in ("measured", "skipped"):
+        elif kind in ("measured", "skipped", "failed"):
             told = {"title": event["title"], "status": kind, "reason": event.get("reason", "")}
             self.variants[name] = told | ({"times": event["times"]} if kind == "measured" else {})
         elif kind in ("gpu_parts", "host_parts"):
@@ -144,12 +149,21 @@ class _Heard:
 
 
 def _environment(count: int | None) -> list[str]:
-    """Returns what shows so many GPUs to a process: a kernel wants a mesh of all GPUs that it sees."""
+    """Returns what shows so many GPUs to a process: a kernel wants a mesh of all GPUs that it sees.
+
+    Raises:
+      ValueError: the user has made fewer visible.
+    """
     if count is None:
         return []
-    shown = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    ids = shown[:count] if len(shown) >= count and shown[0] else [str(index) for index in range(count)]
-    return [f"CUDA_VISIBLE_DEVICES={','.join(ids)}"]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        ids = [str(index) for index in range(count)]
+    else:
+        ids = [name for name in visible.split(",") if name.strip()]
+        if len(ids) < count:
+            raise ValueError(f"{count} GPUs are asked for, CUDA_VISIBLE_DEVICES={visible!r} names {len(ids)}.")
+    return [f"CUDA_VISIBLE_DEVICES={','.join(ids[:count])}"]
 
 
 def _print(console, measurement: Measurement) -> None:

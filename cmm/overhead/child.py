@@ -129,6 +129,9 @@ def _built(plan, problem, mesh) -> dict:
             started = programs.build(variant, problem, mesh)
             jax.block_until_ready(started.start())
             started.check()
+        except programs.WrongResult as error:
+            say("failed", reason=str(error), **told)
+            continue
         except (ValueError, NotImplementedError) as error:
             say("skipped", reason=f"{type(error).__name__}: {error}"[:_REASON_CHARACTERS], **told)
             continue

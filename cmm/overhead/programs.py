@@ -23,6 +23,10 @@ _DISTINCT_PAIRS = 8
 _SEMAPHORES = 64
 
 
+class WrongResult(Exception):
+    """A kernel gave another result than in a program of one call."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Variant:
     """One way to start calls.
@@ -56,7 +60,7 @@ class Started:
 
     Attributes:
       start: starts one program and returns its results without waiting.
-      check: raises a `ValueError` where a kernel's result differs from what it gives in a program of one call.
+      check: raises a `WrongResult` where a kernel's result differs from what it gives in a program of one call.
     """
 
     start: Callable[[], object]
@@ -231,4 +235,4 @@ def _check(results, expected) -> None:
     for index, (result, right) in enumerate(zip(results, expected, strict=True)):
         different = int(jnp.sum(result != right))
         if different:
-            raise ValueError(f"Result {index} differs from that of a program of one call in {different} elements.")
+            raise WrongResult(f"Result {index} differs from that of a program of one call in {different} elements.")
