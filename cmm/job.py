@@ -10,13 +10,14 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec as P
 
+from cmm.completeness import IncompleteRecording
 from cmm.devices import is_simulated, random_operands
 from cmm.measure import Program, spread
 from cmm.protocol import ON_SIMULATED, Protocol, on_gpus
 from cmm.provenance import machine, versions
 from cmm.recording import GpuEvent
 from cmm.reference import Accuracy, compare, make_reference
-from cmm.results import MethodResult, Rounds, Run
+from cmm.results import MethodResult, Run
 from cmm.roofline import Problem
 from cmm.rounds import Times, check_recording, time_on_gpus, time_on_host
 from cmm.rungs import AXIS, GEMM_ONLY, RUNGS, Rung
@@ -86,9 +87,13 @@ def run_ladder(
         report("recording once", 0.3)
         # What the profiler does not see cannot be timed. Better to know it now than after minutes.
         for name, error in check_recording({name: c.program for name, c in candidates.items()}, mesh).items():
+            if isinstance(error, IncompleteRecording):
+                candidates[name].times.give_up_recording(str(error))
+                continue
             if not _may_fail(candidates[name].rung, names):
                 raise error
             skipped[name] = _skipped(candidates.pop(name).rung, f"{type(error).__name__}: {error}")
+        _roofs(candidates.values())
     timed = [(candidate.program, candidate.times) for candidate in candidates.values()]
     for index in range(protocol.rounds):
         report(f"timing, round {index + 1} of {protocol.rounds}", 0.35 + 0.65 * index / protocol.rounds)
@@ -105,15 +110,13 @@ def run_ladder(
         versions=versions(),
         simulated=simulated,
         distribution="normal(0, 1)",
-        protocol=f"{protocol.rounds} rounds of single calls on the host's clock" if simulated else protocol.in_words(),
+        protocol=protocol.on_host_in_words() if simulated else protocol.in_words(tuple(candidates), first_round),
         date=datetime.date.today().isoformat(),
         command=command,
         methods=tuple(results),
         gemm_only=roof.rung.name,
-        rounds={
-            name: [Rounds(times.call_us, times.kernel_us, times.wall_us, times.wall_in_program_us)]
-            for name, times in ((name, candidate.times) for name, candidate in candidates.items())
-        },
+        first_round=first_round,
+        rounds={name: [candidate.times.raw()] for name, candidate in candidates.items()},
     )
     return run, {name: candidate.times.events for name, candidate in candidates.items() if candidate.times.events}
 
@@ -197,10 +200,16 @@ def _worst_accuracy(program, mesh, references) -> Accuracy:
     )
 
 
+def _roofs(candidates):
+    roofs = [c for c in candidates if c.rung is GEMM_ONLY or c.rung.gathered and c.accuracy.right]
+    if all(c.times.incomplete for c in roofs):
+        raise RuntimeError(f"GEMM only cannot be timed, to which ratios are formed: {roofs[0].times.incomplete}")
+    return [c for c in roofs if not c.times.incomplete]
+
+
 def _fastest_gemm_only(candidates, simulated):
     """Returns the roof of the ladder: of the matmuls without communication that are right, the faster one."""
-    roofs = [c for c in candidates if c.rung is GEMM_ONLY or c.rung.gathered and c.accuracy.right]
-    return min(roofs, key=lambda one: np.median(one.times.wall_us if simulated else one.times.call_us))
+    return min(_roofs(candidates), key=lambda one: np.median(one.times.wall_us if simulated else one.times.call_us))
 
 
 def _result(candidate, roof, simulated):
@@ -208,19 +217,20 @@ def _result(candidate, roof, simulated):
     times_us, roof_us = (t.wall_us if simulated else t.call_us for t in (times, of_roof))
     # Without a recording there are no kernel times; a kernel whose name says nothing has a time of 0.
     kernel_us, roof_kernel_us = (t.kernel_us if all(t.kernel_us) else [] for t in (times, of_roof))
-    ratios = np.divide(times.kernel_us, roof_kernel_us) if times.kernel_us and roof_kernel_us else []
+    kernel_ratios = np.divide(times.kernel_us, roof_kernel_us) if times.kernel_us and roof_kernel_us else []
     result = MethodResult(
         name=candidate.rung.name,
         title=candidate.rung.title,
         status="simulated" if simulated else "measured",
         error_over_bound=candidate.accuracy.error_over_bound,
         relative_error=candidate.accuracy.relative_error,
-        call_time_us=None if simulated else spread(times.call_us),
+        call_time_us=spread(times.call_us) if times.call_us else None,
         wall_time_us=spread(times.wall_us),
         wall_time_in_program_us=spread(times.wall_in_program_us) if times.wall_in_program_us else None,
-        ratio_to_gemm_only=spread(np.divide(times_us, roof_us)),
+        ratio_to_gemm_only=spread(np.divide(times_us, roof_us)) if times_us else None,
         kernel_time_us=spread(kernel_us) if kernel_us else None,
-        kernel_ratio_to_gemm_only=spread(ratios) if len(ratios) else None,  # 0: a recording without its kernels
+        # 0: a recording without its kernels
+        kernel_ratio_to_gemm_only=spread(kernel_ratios) if len(kernel_ratios) else None,
     )
     return dataclasses.replace(result, details="; ".join(filter(None, _details(candidate, result))))
 
@@ -230,7 +240,9 @@ def _details(candidate, result):
     yield candidate.program.details
     if candidate.times.alone:
         yield f"recorded in sessions of its own in some rounds, since: {candidate.times.alone}"
-    if result.is_incomplete or candidate.times.kernel_us and not result.kernel_time_us:
+    if candidate.times.incomplete:
+        yield f"no times by the GPUs' record in a process in which it stayed incomplete: {candidate.times.incomplete}"
+    elif result.is_incomplete or candidate.times.kernel_us and not result.kernel_time_us:
         longest = list(candidate.times.others_us.items())[:_LONGEST_LISTED]
         listed = ", ".join(f"{name.partition('(')[0]} {time_us:.1f} µs" for name, time_us in longest)
         yield f"recorded beside matmul kernels that are known: {listed or 'nothing'}"

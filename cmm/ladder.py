@@ -226,9 +226,7 @@ def _child(plan: Plan) -> int:
     try:
         found = devices.find_devices(plan.devices, simulate=plan.simulate)
         if devices.is_simulated(found) and not plan.simulate:
-            raise ValueError(
-                "python -m cmm.ladder measures GPUs, and JAX finds none here. --simulate tries it without."
-            )
+            raise ValueError("python -m cmm.ladder measures GPUs; JAX finds none here. --simulate tries it without.")
     except (ValueError, RuntimeError) as error:
         say("refused", reason=str(error))
         return 2

@@ -8,9 +8,11 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from cmm.completeness import IncompleteRecording, check_complete
 from cmm.recording import GpuEvent, busy_us, matmul_us, others_us, record, record_in_turn, split_calls
 from cmm.results import Spread
 
+RECORDINGS = 3  # A recording that lacks events is made again.
 _NEARLY_ALL = 0.99  # What a program does once, at its start, may be left out of the calls.
 
 
@@ -45,8 +47,9 @@ class Program:
 class RecordedCall(NamedTuple):
     """One call in a steady chain, by what the GPUs recorded. Times are the slowest GPU's medians over the chain.
 
-    They are means where calls differ in their kernels, so that nobody can tell which kernel belongs to which call: a
-    compiler may choose other kernels for the same product later in a program.
+    They are means where calls differ in what fills or moves a GPU's own memory, so that nobody can tell which kernel
+    belongs to which call. Products and transfers are the same number in each call: else there is no time (see
+    `cmm.completeness`).
 
     Attributes:
       time_us: time in which any kernel or copy of the call runs.
@@ -65,7 +68,9 @@ class RecordedCall(NamedTuple):
 def recorded_call(
     start: Callable, operands: Sequence, calls: int, wait: Callable = jax.block_until_ready
 ) -> RecordedCall:
-    """Times one call in a steady chain by what the GPUs recorded.
+    """Times one call in a steady chain by what the GPUs recorded that hold the operands.
+
+    A recording that lacks events is made again, three times in all.
 
     Args:
       start: compiled function of one operand pair; it does not wait for its result.
@@ -75,12 +80,20 @@ def recorded_call(
 
     Raises:
       RuntimeError: the profiler recorded no GPU event.
+      IncompleteRecording: it lost some each time.
     """
     run = lambda: [start(*operands[i % len(operands)]) for i in range(calls)]
-    return _summary(record(run, wait), calls)
+    arrays = [leaf for leaf in jax.tree.leaves(operands) if isinstance(leaf, jax.Array)]
+    gpus = len({device for array in arrays for device in array.devices()})
+    for attempt in range(RECORDINGS):
+        try:
+            return _summary(record(run, wait), calls, gpus)
+        except IncompleteRecording:
+            if attempt == RECORDINGS - 1:
+                raise
 
 
-def recorded_chain(program: Program, starts: int) -> RecordedCall:
+def recorded_chain(program: Program, starts: int, gpus: int) -> RecordedCall:
     """Times one call of a chain of calls by what the GPUs recorded, as `recorded_call` does, in a session of its own.
 
     The first call of each start does not count: it follows a pause.
@@ -88,12 +101,17 @@ def recorded_chain(program: Program, starts: int) -> RecordedCall:
     Args:
       program: what is timed.
       starts: how often its chain is started.
+      gpus: number of GPUs on which it runs.
+
+    Raises:
+      RuntimeError: the profiler recorded no GPU event.
+      IncompleteRecording: it lost some.
     """
-    return _summary_of_chain(record(_starts_of(program, starts), program.wait), program, starts)
+    return _summary_of_chain(record(_starts_of(program, starts), program.wait), program, starts, gpus)
 
 
 def recorded_chains(
-    programs: Sequence[Program], starts: int, mark: Callable[[], None]
+    programs: Sequence[Program], starts: int, mark: Callable[[], None], gpus: int
 ) -> list[RecordedCall | RuntimeError]:
     """Times one call of each of several programs, as `recorded_chain` does, all in one session.
 
@@ -101,18 +119,19 @@ def recorded_chains(
       programs: what is timed, in this order.
       starts: how often the chain of each is started.
       mark: runs between them (see `cmm.recording.make_mark`).
+      gpus: number of GPUs on which they run.
 
     Returns:
       For each program what `recorded_chain` returns, or the error that it would raise.
 
     Raises:
-      RuntimeError: nobody can tell which events belong to which program.
+      IncompleteRecording: nobody can tell which events belong to which program.
     """
-    of_programs = record_in_turn([(_starts_of(program, starts), program.wait) for program in programs], mark)
+    of_programs = record_in_turn([(_starts_of(program, starts), program.wait) for program in programs], mark, gpus)
     found: list[RecordedCall | RuntimeError] = []
     for program, events in zip(programs, of_programs, strict=True):
         try:
-            found.append(_summary_of_chain(events, program, starts))
+            found.append(_summary_of_chain(events, program, starts, gpus))
         except RuntimeError as error:
             found.append(error)
     return found
@@ -122,18 +141,19 @@ def _starts_of(program, starts):
     return lambda: [program.start_chain(program.operands) for _ in range(starts)]
 
 
-def _summary_of_chain(events, program, starts) -> RecordedCall:
+def _summary_of_chain(events, program, starts, gpus) -> RecordedCall:
     length = len(program.operands)
     steady = [call for call in range(starts * length) if call % length or length == 1]
-    return _summary(events, starts * length, steady)
+    return _summary(events, starts * length, gpus, steady)
 
 
-def _summary(events, calls, steady=None) -> RecordedCall:
+def _summary(events, calls, gpus, steady=None) -> RecordedCall:
     by_device: dict[int, list[GpuEvent]] = {}
     for event in events:
         by_device.setdefault(event.device, []).append(event)
     if not by_device:
         raise RuntimeError("The profiler recorded no GPU events. CUPTI allows one profiler at a time: is one attached?")
+    check_complete(by_device, calls, gpus)
     steady = list(range(calls)) if steady is None else steady
     split = {device: split_calls(of_device, calls) for device, of_device in by_device.items()}
     busy = np.array([_times_us(by_device[gpu], split[gpu], busy_us) for gpu in split])[:, steady]  # [devices, calls]

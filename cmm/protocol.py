@@ -1,6 +1,9 @@
 """How often, in what chains and in which order are methods timed?"""
 
 import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -35,17 +38,26 @@ class Protocol:
     short_starts: int
     long_starts: int
 
-    def in_words(self) -> str:
-        """Returns a sentence for result files."""
+    def in_words(self, methods: Sequence[str], first_round: int = 0) -> str:
+        """Returns a sentence for result files.
+
+        Args:
+          methods: names of those that were timed, in the order of the ladder.
+          first_round: number of the first round, over all processes.
+        """
+        order = order_in_words([(methods, range(first_round, first_round + self.rounds))])
         return (
-            f"{self.rounds} rounds, methods interleaved in an order that changes by round, so that each follows each "
-            f"other equally often; {self.operand_sets} calls on distinct operand pairs chained in a program; call "
-            f"time: busy time of the slowest GPU, median over the calls of {self.recorded_starts} recorded "
-            f"start{'s' * (self.recorded_starts != 1)} but the first call of each; kernel time: its matmul kernels "
-            f"alone, likewise; wall time in a program: {self.short_starts} and {self.long_starts} starts, difference "
-            f"per call; wall time alone: one call per program, {self.short_chain} and {self.long_chain} calls, "
-            "difference per call; medians over rounds, one process"
+            f"{self.rounds} rounds, methods interleaved in {order}; {self.operand_sets} calls on distinct operand "
+            f"pairs chained in a program; call time: busy time of the slowest GPU, median over the calls of "
+            f"{self.recorded_starts} recorded start{'s' * (self.recorded_starts != 1)} but the first call of each; "
+            f"kernel time: its matmul kernels alone, likewise; wall time in a program: {self.short_starts} and "
+            f"{self.long_starts} starts, difference per call; wall time alone: one call per program, "
+            f"{self.short_chain} and {self.long_chain} calls, difference per call; medians over rounds, one process"
         )
+
+    def on_host_in_words(self) -> str:
+        """Returns a sentence for result files of simulated devices."""
+        return f"{self.rounds} rounds of single calls on the host's clock"
 
 
 ON_GPUS = Protocol(
@@ -78,7 +90,8 @@ def order_in_round(count: int, round_index: int) -> list[int]:
     """Returns in which order `count` methods are timed in a round.
 
     A method that follows one that heats the GPUs is at a disadvantage. Over `count` rounds, or twice as many if it is
-    odd, each method has each place equally often, and follows each other one equally often.
+    odd, each method has each place equally often, and follows each other one equally often; over other numbers of
+    rounds nearly so (see `order_in_words`).
 
     Args:
       count: number of methods.
@@ -89,3 +102,24 @@ def order_in_round(count: int, round_index: int) -> list[int]:
     zigzag = [(place + 1) // 2 if place % 2 else (count - place // 2) % count for place in range(count)]
     order = [(place + round_index) % count for place in zigzag]
     return order[::-1] if count % 2 and round_index // count % 2 else order
+
+
+def order_in_words(processes: Sequence[tuple[Sequence[str], Iterable[int]]]) -> str:
+    """Returns how evenly methods follow each other, counted over the rounds of one or more processes.
+
+    Args:
+      processes: for each the names of the methods that it has timed, and the numbers of its rounds.
+    """
+    orders = [
+        [names[place] for place in order_in_round(len(names), number)]
+        for names, rounds in processes
+        for number in rounds
+    ]
+    follows = Counter(pair for order in orders for pair in itertools.pairwise(order))
+    counts = [follows[pair] for pair in itertools.permutations({name for order in orders for name in order}, 2)]
+    words = "an order that changes by round"
+    if not counts:
+        return words
+    often = f"{min(counts)} to {max(counts)} times" if min(counts) < max(counts) else f"{max(counts)} times"
+    often = "once" if min(counts) == max(counts) == 1 else often
+    return f"{words}: in {len(orders)} rounds each method follows each other one {often}"

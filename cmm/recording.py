@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
+from cmm.completeness import IncompleteRecording
 from cmm.timeline import Kind, Span
 
 # Parts of the names of kernels that multiply: those of cuBLAS, CUTLASS, cuDNN, and XLA's and Pallas' own.
@@ -83,19 +84,20 @@ def make_mark(mesh: Mesh) -> Callable[[], None]:
 
 
 def record_in_turn(
-    runs: Sequence[tuple[Callable[[], object], Callable]], mark: Callable[[], None]
+    runs: Sequence[tuple[Callable[[], object], Callable]], mark: Callable[[], None], gpus: int
 ) -> list[list[GpuEvent]]:
     """Records several pieces of work in one session, which costs far more than most of what it records.
 
     Args:
       runs: pairs of what starts work and what waits for it, as `record` takes them. Each ends before the next begins.
       mark: runs between them (see `make_mark`).
+      gpus: number of GPUs on which marks run.
 
     Returns:
       The events of each piece of work.
 
     Raises:
-      RuntimeError: the marks are not all in the recording, so that nobody can tell what belongs to which.
+      IncompleteRecording: the marks are not all in it, so that nobody can tell what belongs to which.
     """
 
     def run_all():
@@ -104,14 +106,15 @@ def record_in_turn(
             wait(run())
         mark()
 
-    return split_at_marks(record(run_all, wait=lambda _: None), len(runs))
+    return split_at_marks(record(run_all, wait=lambda _: None), len(runs), gpus)
 
 
-def split_at_marks(events: Sequence[GpuEvent], parts: int) -> list[list[GpuEvent]]:
+def split_at_marks(events: Sequence[GpuEvent], parts: int, gpus: int) -> list[list[GpuEvent]]:
     """Splits events, in order of their start, into those between one mark and the next on the same GPU.
 
     Raises:
-      RuntimeError: a GPU has not one mark more than there are parts, or events that are between no two marks.
+      IncompleteRecording: not all of so many GPUs have one mark more than there are parts, or events are between no
+        two marks.
     """
     split: list[list[GpuEvent]] = [[] for _ in range(parts)]
     marks: Counter[int] = Counter()
@@ -124,10 +127,10 @@ def split_at_marks(events: Sequence[GpuEvent], parts: int) -> list[list[GpuEvent
             split[part].append(event)
         else:
             outside += 1
-    if outside or set(marks.values()) != {parts + 1}:
-        raise RuntimeError(
-            f"A recording of {parts} programs should hold {parts + 1} marks on each GPU, it holds {dict(marks)} by GPU "
-            f"and {outside} events outside of them."
+    if outside or len(marks) != gpus or set(marks.values()) != {parts + 1}:
+        raise IncompleteRecording(
+            f"A recording of {parts} programs should hold {parts + 1} marks on each GPU of {gpus}, it holds "
+            f"{dict(marks)} by GPU and {outside} events outside of them."
         )
     return split
 

@@ -83,11 +83,13 @@ class MethodResult:
 
     @property
     def is_incomplete(self) -> bool:
-        """Whether the recording of the GPUs lacks kernels: it shows far less multiplying than there is to do.
+        """Whether the GPUs' record lacks kernels: it has no times, or shows far less multiplying than there is to do.
 
         Call and kernel times then say nothing. The host's clock is not concerned.
         """
         ratio = self.kernel_ratio_to_gemm_only
+        if self.status == "measured" and self.call_time_us is None:
+            return True
         return ratio is not None and ratio.median < _LEAST_KERNEL_RATIO
 
 
@@ -111,6 +113,7 @@ class Run:
       processes: number of processes whose rounds are in the record.
       quick: whether it was a quick look, with fewer rounds than a comparison needs.
       peers: programs of others, each in a process of its own. Their ratios are to their own GEMM only.
+      first_round: number of the first round, over all processes that have measured the problem.
     """
 
     problem: Problem
@@ -127,6 +130,7 @@ class Run:
     processes: int = 1
     quick: bool = False
     peers: tuple[MethodResult, ...] = ()
+    first_round: int = 0
 
     def method(self, name: str) -> MethodResult:
         """Returns the result of one method, or raises a `KeyError` that lists those of this run."""

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from jax.sharding import Mesh
 
+from cmm.completeness import IncompleteRecording
 from cmm.measure import (
+    RECORDINGS,
     Program,
     RecordedCall,
     blocked_time_us,
@@ -17,6 +19,7 @@ from cmm.measure import (
 )
 from cmm.protocol import Protocol, order_in_round
 from cmm.recording import GpuEvent, make_mark
+from cmm.results import Rounds
 
 
 @dataclasses.dataclass
@@ -28,6 +31,7 @@ class Times:
       events: the events of one recorded call by device.
       others_us: see `cmm.measure.RecordedCall`.
       alone: why it had to be recorded in a session of its own in some round, else empty.
+      incomplete: why there are no times by the GPUs' record, else empty (see `give_up_recording`).
     """
 
     call_us: list[float] = dataclasses.field(default_factory=list)
@@ -37,10 +41,19 @@ class Times:
     events: dict[int, list[GpuEvent]] = dataclasses.field(default_factory=dict)
     others_us: Mapping[str, float] = dataclasses.field(default_factory=dict)
     alone: str = ""
+    incomplete: str = ""
+
+    def raw(self) -> Rounds:
+        """Returns the times as a record holds them."""
+        return Rounds(self.call_us, self.kernel_us, self.wall_us, self.wall_in_program_us)
+
+    def give_up_recording(self, reason: str) -> None:
+        """Drops all times by the GPUs' record: with events lost in one round, nobody can tell what others lack."""
+        self.call_us, self.kernel_us, self.events, self.incomplete = [], [], {}, reason
 
 
 def check_recording(programs: Mapping[str, Program], mesh: Mesh) -> dict[str, RuntimeError]:
-    """Returns why the profiler does not see a program, by the names of those that it does not see."""
+    """Returns why a program cannot be recorded, by names: an `IncompleteRecording` if the profiler sees parts of it."""
     found = dict(zip(programs, _record_all(list(programs.values()), 1, mesh)[0], strict=True))
     return {name: error for name, error in found.items() if isinstance(error, RuntimeError)}
 
@@ -49,7 +62,8 @@ def time_on_gpus(timed: Sequence[tuple[Program, Times]], round_index: int, proto
     """Times every program once and adds it to its `Times`: first by the host's clock, then by the GPUs' record.
 
     Args:
-      timed: the programs and their times.
+      timed: the programs and their times. A program of which no recording is complete loses those of all rounds, and is
+        timed by the host's clock alone from then on.
       round_index: number of the round, over all processes.
       protocol: how often and in what chains.
       mesh: the GPUs.
@@ -62,8 +76,12 @@ def time_on_gpus(timed: Sequence[tuple[Program, Times]], round_index: int, proto
     for program, times in in_order:
         times.wall_us.append(wall_time_us(program.start, program.operands, *chains, program.wait))
         times.wall_in_program_us.append(wall_time_in_program_us(program, protocol.short_starts, protocol.long_starts))
-    calls, alone = _record_all([program for program, _ in in_order], protocol.recorded_starts, mesh)
-    for (_, times), call in zip(in_order, calls, strict=True):
+    recorded = [(program, times) for program, times in in_order if not times.incomplete]
+    calls, alone = _record_all([program for program, _ in recorded], protocol.recorded_starts, mesh)
+    for (_, times), call in zip(recorded, calls, strict=True):
+        if isinstance(call, IncompleteRecording):
+            times.give_up_recording(str(call))
+            continue
         if isinstance(call, RuntimeError):
             raise call
         times.call_us.append(call.time_us)
@@ -80,17 +98,30 @@ def time_on_host(timed: Sequence[tuple[Program, Times]], round_index: int) -> No
 
 
 def _record_all(programs, starts, mesh) -> tuple[list[RecordedCall | RuntimeError], str]:
+    """Records the programs, and again those of which events are lost; says why, if some had a session of their own."""
+    found: dict[int, RecordedCall | RuntimeError] = {}
+    alone = ""
+    for _ in range(RECORDINGS):
+        todo = [place for place in range(len(programs)) if not isinstance(found.get(place), RecordedCall)]
+        if todo:
+            calls, why = _record_once([programs[place] for place in todo], starts, mesh)
+            found |= zip(todo, calls, strict=True)
+            alone = alone or why
+    return [found[place] for place in range(len(programs))], alone
+
+
+def _record_once(programs, starts, mesh) -> tuple[list[RecordedCall | RuntimeError], str]:
     """Records the programs in one session, or each in its own, and says why, if marks are lost."""
     try:
-        return recorded_chains(programs, starts, _mark(mesh)), ""
+        return recorded_chains(programs, starts, _mark(mesh), mesh.size), ""
     except RuntimeError as error:
         reason = str(error)
-    return [_recorded_alone(program, starts) for program in programs], reason
+    return [_recorded_alone(program, starts, mesh.size) for program in programs], reason
 
 
-def _recorded_alone(program, starts):
+def _recorded_alone(program, starts, gpus):
     try:
-        return recorded_chain(program, starts)
+        return recorded_chain(program, starts, gpus)
     except RuntimeError as error:
         return error
 

@@ -9,6 +9,7 @@ from rich.console import Console
 
 import cmm.interpret as ci
 from cmm import devices, measure, rungs
+from cmm.completeness import IncompleteRecording
 from cmm.measure import spread
 from cmm.plots import palette
 from cmm.plots.__main__ import accounts
@@ -17,8 +18,9 @@ from cmm.plots.traces import trace_figures
 from cmm.recording import GpuEvent
 from cmm.roofline import Problem
 from cmm.trace import account as account_module, account_round, account_run, file as trace_file
-from cmm.trace.account import INSIDE, TERMS, Account, Round, account_of
+from cmm.trace.account import GROUPS, INSIDE, NOT_ATTRIBUTED, TERMS, Account
 from cmm.trace.account_table import print_account
+from cmm.trace.account_terms import Round, account_of
 from cmm.trace.call import OffsetsAround, trace_call
 from cmm.trace.critical import PARTS
 from cmm.trace.periods import kernel_us, period_parts_us
@@ -56,12 +58,22 @@ def test_an_incomplete_recording_is_refused():
         kernel_us([], starts=3, calls=4)
 
 
-def _account():
+def test_a_gpu_without_events_is_no_fast_one():
+    events = [_event("mosaic", 100 * i, 100 * i + 90) for i in range(account_round.STARTS * account_round.CALLS)]
+    other = [dataclasses.replace(event, device=1) for event in events]
+    assert account_round.Piece(None, 2, events={0: events, 1: other}).kernels_us() == {0: 90, 1: 90}
+    with pytest.raises(IncompleteRecording, match="Of 2 GPUs only 1"):
+        account_round.Piece(None, 2, events={0: events}).kernels_us()
+    with pytest.raises(IncompleteRecording, match="31"):
+        account_round.Piece(None, 2, events={0: events, 1: other[1:]}).kernels_us()
+
+
+def _account(**more_us):
     """Returns an account of three rounds in which a ring kernel takes 10 µs longer, of which 9.5 are explained."""
     gemm_us = [93.0, 93.5, 94.0]
     period = {"matmul": 103.0, "transfer": 0.0, "memory": 0.0, "barrier": 3.0, "gap": 1.0}
     twin_parts = dict.fromkeys(PARTS, 0.0) | {"products_sending": 43.0, "products_last": 43.0, "end": 1.5}
-    parts = twin_parts | {"products_sending": 48.0, "announce": 2.5, "flight": 1.0}
+    parts = twin_parts | {"products_sending": 48.0, "announce": 2.5, "flight": 1.0} | more_us
     kernel = lambda gemm: Round(
         gemm + 14.75, gemm + 10, period, gemm + 1, parts, twin_parts, gemm + 10.6, twin_recorded=gemm + 1.5
     )
@@ -98,6 +110,21 @@ def test_terms_and_rest_add_up():
         total = sum(term.median for term in method.terms.values()) + method.rest_us.median
         assert total == pytest.approx(beyond)
     assert naive.terms["own_products"].median == pytest.approx(-1) and naive.kernel is None
+    assert naive.sums() == pytest.approx((53, 1, 56))
+
+
+def test_what_has_no_cause_counts_as_not_attributed_and_cancelling_shows():
+    account = _account(refill=4.0, epilogue=-4.0)
+    kernel = account.methods[-1]
+    # The share is the same whatever the parts are: they cancel.
+    assert kernel.kernel.share == pytest.approx(_account().methods[-1].kernel.share)
+    assert kernel.sums(INSIDE) == pytest.approx((9.5 - 4, 4, 9.5 + 8))
+    assert {name for name in TERMS if TERMS[name][1] == "not attributed"} == set(NOT_ATTRIBUTED)
+    assert set(NOT_ATTRIBUTED) == {"refill", "wait", "gap"} and {group for _, group in TERMS.values()} == set(GROUPS)
+    (drawn,) = account_data(account)["kernels"]
+    assert (drawn["not_attributed_us"], drawn["absolute_us"]) == pytest.approx((4, 17.5))
+    bars = {bar["name"]: bar for bar in account_data(account)["methods"][-1]["bars"]}
+    assert bars["not attributed"]["end_us"] - bars["not attributed"]["start_us"] == pytest.approx(4 + 1)
 
 
 def test_file_and_figure(tmp_path):
@@ -124,9 +151,12 @@ def test_file_and_figure(tmp_path):
 
 
 def test_table(capsys):
-    print_account(Console(width=160), _account())
+    print_account(Console(width=160), _account(refill=4.0, epilogue=-4.0))
     out = capsys.readouterr().out
-    assert "95 % explained" in out and "ring: RuntimeError: no events" in out
+    assert "the sum covers 95 %" in out and "recorded calls stand for usual ones" in out
+    assert "With a cause +5.50, not attributed +4.00, absolute terms 17.50 together" in out
+    assert out.count("(not attributed)") == 3 and "not attributed and unexplained" in out
+    assert "ring: RuntimeError: no events" in out
 
 
 def test_timelines_of_recorded_calls(tmp_path):
@@ -156,7 +186,8 @@ def test_measuring_makes_an_account_of_every_method_that_runs(monkeypatch):
         monkeypatch.setattr(account_round, name, 2)
     in_shard_map = rungs.in_shard_map
 
-    def record_in_turn(runs, mark):
+    def record_in_turn(runs, mark, gpus):
+        assert gpus == mesh.size
         for run, wait in runs:
             wait(run())
         events = [GpuEvent(d, "1", "mosaic", 100.0 * i, 100.0 * i + 90 + d) for d in range(2) for i in range(4)]

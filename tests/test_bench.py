@@ -1,6 +1,7 @@
 """`python -m cmm.bench`: what several processes say together, and what is left when one of them breaks."""
 
 import dataclasses
+import datetime
 import json
 import os
 import pathlib
@@ -13,12 +14,13 @@ import numpy as np
 import pytest
 
 from cmm import results, rungs
-from cmm.bench import __main__ as bench, child as bench_child, peers as bench_peers, suites_report
+from cmm.bench import __main__ as bench, child as bench_child, machine, peers as bench_peers, suites_report
 from cmm.bench.child import Plan
 from cmm.bench.merge import merge, ratio, with_peers
+from cmm.bench.options import command_of, parse, plan_of
 from cmm.bench.processes import Collected, Refused, collect
 from cmm.peers.own_process import PeerResult
-from cmm.protocol import ON_GPUS, on_gpus
+from cmm.protocol import ON_GPUS, on_gpus, order_in_words
 from cmm.results import MethodResult, Rounds, Run, Spread
 from cmm.roofline import Problem
 
@@ -44,7 +46,7 @@ def _run(times, problem=PROBLEM, skipped=None, errors=None, **changes):
         "versions": {"jax": "0.11.2"},
         "simulated": False,
         "distribution": "normal(0, 1)",
-        "protocol": ON_GPUS.in_words(),
+        "protocol": ON_GPUS.in_words(tuple(times)),
         "date": "2026-01-02",
         "command": "child",
         "methods": tuple(methods),
@@ -71,7 +73,7 @@ def test_medians_are_over_all_rounds_and_ratios_within_a_round():
     assert (merged.processes, merged.quick, merged.command) == (2, False, "python -m cmm.bench")
     assert merged.protocol.startswith("2 processes of 20 rounds, ")
     assert merged.protocol.endswith("medians over rounds of all processes")
-    assert merge([first], "x", quick=True).protocol == f"quick look: {ON_GPUS.in_words()}"
+    assert merge([first], "x", quick=True).protocol == f"quick look: {first.protocol}"
 
 
 def test_a_method_that_ran_in_one_process_only_is_compared_with_the_rounds_of_that_one():
@@ -111,6 +113,37 @@ def test_kernels_that_were_not_recognised_have_no_kernel_time():
     assert odd.kernel_time_us is None and odd.kernel_ratio_to_gemm_only.median == 0 and odd.is_incomplete
     assert ratio(merged, "odd", "gemm_only").median == 2 and ratio(merged, "odd", "gemm_only", "kernel_us").median == 0
     assert ratio(merged, "gemm_only", "unknown") is None
+
+
+def test_the_order_is_counted_over_the_rounds_of_all_processes():
+    names, one = [f"m{index}" for index in range(9)], ([10.0] * 8, [8.0] * 8)
+    times = {"gemm_only": one} | dict.fromkeys(names, one)
+    words = dataclasses.replace(ON_GPUS, rounds=8).in_words
+    runs = [_run(times, protocol=words(tuple(times), first), first_round=first) for first in (0, 16)]
+    protocol = merge(runs, "").protocol
+    assert order_in_words([(tuple(times), [*range(8), *range(16, 24)])]) in protocol and "in 16 rounds" in protocol
+    assert "in 8 rounds each" in runs[0].protocol and "in 8 rounds each" not in protocol
+
+
+def test_a_process_with_an_incomplete_recording_adds_no_rounds():
+    lost = _run({"gemm_only": ([10.0], [8.0]), "naive": ([30.0], [9.0])})
+    rounds = lost.rounds | {"naive": [Rounds([], [], [31.0], [30.0])]}
+    naive = dataclasses.replace(_method("naive"), call_time_us=None, ratio_to_gemm_only=None, details="incomplete: 7")
+    naive = dataclasses.replace(naive, kernel_time_us=None, kernel_ratio_to_gemm_only=None)
+    lost = dataclasses.replace(lost, rounds=rounds, methods=(lost.methods[0], naive))
+    good = _run({"gemm_only": ([10.0], [8.0]), "naive": ([20.0], [16.0])})
+    found = merge([lost, good], "").method("naive")
+    assert (found.call_time_us.median, found.ratio_to_gemm_only.median, found.wall_time_us.median) == (20, 2, 26)
+    assert not found.is_incomplete and found.details == "incomplete: 7"
+    run = merge([lost, lost], "")
+    assert run.method("naive").is_incomplete and run.method("naive").call_time_us is None
+    assert suites_report.fastest(run) == [] and "incomplete" in suites_report.sweep_table([run])[1][0]
+    assert "not measured" in suites_report.markdown_beyond([run])
+    # GEMM only, too, may be the one of the two that was not recorded.
+    both = {"gemm_only": ([10.0], [8.0]), "gemm_only_torch": ([12.0], [9.0])}
+    roof = _run(both, gemm_only="gemm_only_torch")
+    roof.rounds["gemm_only"] = [Rounds([], [], [1.0], [1.0])]
+    assert merge([roof, _run(both)], "").gemm_only == "gemm_only_torch"
 
 
 @pytest.mark.parametrize(
@@ -401,7 +434,7 @@ def test_bad_options(capsys, arguments, message):
     [([], 3, 8), (["--quick"], 1, 5), (["--quick", "--rounds", "7"], 1, 7), (["--simulate"], 2, 5)],
 )
 def test_processes_and_rounds(arguments, processes, rounds):
-    options = bench._parse(arguments)
+    options = parse(arguments)
     assert (options.processes, options.rounds) == (processes, rounds)
 
 
@@ -412,15 +445,17 @@ def test_processes_and_rounds(arguments, processes, rounds):
         ["--suite", "W1,m-sweep", "--quick"],
         ["--k", "8", "--methods", "ring", "--peers", "--rounds", "3"],
         ["--peers", "torch_symm_mem", "--simulate"],
+        ["--peers-only", "--peers", "torch_symm_mem", "--rounds", "3", "--dtype", "float16"],
+        ["--peers-only", "--quick"],
     ],
 )
 def test_the_recorded_command_repeats_the_run(arguments):
-    options = bench._parse([*arguments, "--devices", "2"])
-    command = bench._command(options, bench._plan(options, "", None), 2).split()
-    again = bench._parse(command[3:])
-    assert bench._plan(again, "", None) == dataclasses.replace(
-        bench._plan(options, "", None), methods=options.methods or rungs.CHOICES
-    )
+    options = parse([*arguments, "--devices", "2"])
+    command = command_of(options, plan_of(options, "", None), 2).split()
+    again = parse(command[3:])
+    methods = None if options.peers_only else options.methods or rungs.CHOICES
+    assert plan_of(again, "", None) == dataclasses.replace(plan_of(options, "", None), methods=methods)
+    assert again.peers_only == options.peers_only
     assert (again.processes, again.quick, again.peers) == (options.processes, options.quick, options.peers)
 
 
@@ -488,24 +523,77 @@ def _peer_runner(asked):
     return run_peer
 
 
+_PEERS_ONLY = ["--devices", "2", "--m-shard", "128", "--k", "256", "--n-shard", "512", "--peers-only"]
+
+
+def _recorded(tmp_path, kind="NVIDIA H200"):
+    """Writes a record with older results of peers."""
+    old = [PeerResult("xla_old", "", "failed", "old"), PeerResult("torch_old", "", "failed", "old")]
+    one = _run({"gemm_only": ([10.0], [10.0]), "naive": ([20.0], [12.0])}, machine={"device_kind": kind})
+    recorded = with_peers(merge([one] * 3, "bench --peers"), old)
+    return recorded, results.save(recorded, tmp_path / results.file_name(recorded, "bench"))
+
+
 def test_peers_alone_are_added_to_the_records_that_are_there(tmp_path, capsys, monkeypatch):
-    arguments = ["--out", str(tmp_path), "--devices", "2", "--m-shard", "128", "--k", "256", "--n-shard", "512"]
-    arguments += ["--peers-only"]
-    asked = []
+    arguments, asked = [*_PEERS_ONLY, "--out", str(tmp_path), "--rounds", "7"], []
     monkeypatch.setattr(bench_peers, "run_peer", _peer_runner(asked))
+    monkeypatch.setattr(machine, "device_kind", lambda count, simulate: "NVIDIA H200")
     assert bench.main(arguments) == 2 and not asked
     assert "holds no record of these problems" in capsys.readouterr().out
-    old = [PeerResult("xla_old", "", "failed", "old"), PeerResult("torch_old", "", "failed", "old")]
-    recorded = with_peers(merge([_run({"gemm_only": ([10.0], [10.0]), "naive": ([20.0], [12.0])})] * 3, "bench"), old)
-    path = results.save(recorded, tmp_path / results.file_name(recorded, "bench"))
+    recorded, path = _recorded(tmp_path)
     assert bench.main([*arguments, "--peers", "torch_symm_mem"]) == 0
-    assert [module for module, *_ in asked] == ["cmm.peers.torch_symm_mem"]
+    assert [(module, *more[1:]) for module, *more in asked] == [("cmm.peers.torch_symm_mem", ("--rounds", "7"))]
+    run, today = results.load(path), datetime.date.today().isoformat()
+    assert [peer.name for peer in run.peers] == ["xla_old", "torch"]
+    assert run.peers[1].details == f"run on {today}" and run.date == recorded.date
+    command = f"python -m cmm.bench {' '.join(_PEERS_ONLY[2:8])} --devices 2 --peers-only --rounds 7 --peers"
+    assert run.command == f"bench --peers && {command} torch_symm_mem"
+    assert dataclasses.replace(run, peers=recorded.peers, command=recorded.command) == recorded
+    # A peer that fails shows in the exit status; what was measured before does not.
+    capsys.readouterr()
+    assert bench.main(arguments) == 1
+    assert "peer xla, float16, 128 × 256 × 512: killed after 3 s" in capsys.readouterr().out
     run = results.load(path)
-    assert [peer.name for peer in run.peers] == ["xla_old", "torch"] and run.command == "bench --peers"
-    assert dataclasses.replace(run, peers=recorded.peers, command="bench") == recorded
-    assert bench.main(arguments) == 0
-    assert [peer.name for peer in results.load(path).peers] == ["xla", "torch"]
+    assert [peer.name for peer in run.peers] == ["xla", "torch"]
+    assert run.command == f"bench --peers && {command} xla_rewrite,torch_symm_mem"
     assert [path] == list(tmp_path.iterdir())
+
+
+def test_peers_go_to_no_record_of_another_kind_of_gpu(tmp_path, capsys, monkeypatch):
+    asked = []
+    monkeypatch.setattr(bench_peers, "run_peer", _peer_runner(asked))
+    monkeypatch.setattr(machine, "device_kind", lambda count, simulate: "NVIDIA H100 80GB HBM3")
+    other, path = _recorded(tmp_path)
+    arguments = [*_PEERS_ONLY, "--out", str(tmp_path), "--peers", "torch_symm_mem"]
+    assert bench.main(arguments) == 2 and not asked and results.load(path) == other
+    assert "no record of these problems from NVIDIA H100" in capsys.readouterr().out
+    _, own_path = _recorded(tmp_path, "NVIDIA H100 80GB HBM3")
+    assert bench.main(arguments) == 0 and results.load(path) == other
+    assert [peer.name for peer in results.load(own_path).peers] == ["xla_old", "torch"]
+
+
+@pytest.mark.parametrize(
+    "peer, is_trouble",
+    [
+        (PeerResult("torch", "", "skipped", "PyTorch is not installed"), False),
+        (PeerResult("torch", "", "measured", "", 0.1, 1e-4, ONE, ONE, ONE), False),
+        (PeerResult("torch", "", "measured", "", 2.0, 1e-4, ONE, ONE, ONE), True),
+        (PeerResult("torch", "", "failed", "crashed"), True),
+    ],
+)
+def test_failed_and_wrong_peers_are_troubles(peer, is_trouble):
+    assert bool(bench_peers.troubles(_run({"gemm_only": ([10.0], [10.0])}), [peer])) == is_trouble
+
+
+def test_the_kind_of_device_is_asked_in_another_process(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert machine.device_kind(2, simulate=True) == "cpu"
+    with pytest.raises(Refused, match="JAX finds none here"):
+        machine.device_kind(2)
+    monkeypatch.setattr(machine, "python_module", lambda *words: [sys.executable, "-c", "raise SystemExit('broken')"])
+    with pytest.raises(Refused, match="cannot be found out: .*broken"):
+        machine.device_kind(2)
 
 
 def test_peers_do_not_start_when_time_is_up(monkeypatch):
@@ -539,4 +627,4 @@ def test_long_calls_are_timed_in_shorter_chains():
     long = on_gpus(Problem(2, 4096, 16384, 26624, "bfloat16"))
     assert (long.rounds, long.operand_sets) == (ON_GPUS.rounds, ON_GPUS.operand_sets) and ON_GPUS.operand_sets >= 8
     assert 1 <= long.short_chain < long.long_chain < 10 and 1 <= long.short_starts < long.long_starts < 4
-    assert long.recorded_starts == 1 and "1 recorded start but" in long.in_words()
+    assert long.recorded_starts == 1 and "1 recorded start but" in long.in_words(("ring",))

@@ -8,11 +8,12 @@ import threading
 import jax
 import pytest
 
-from cmm import devices, interpret, job, rounds, rungs
+from cmm import devices, interpret, job, report, rounds, rungs
+from cmm.completeness import IncompleteRecording
 from cmm.measure import RecordedCall
 from cmm.peers import jax_example
 from cmm.product import local_matmul
-from cmm.protocol import Protocol, order_in_round
+from cmm.protocol import Protocol, order_in_round, order_in_words
 from cmm.reference import accuracy, make_reference
 from cmm.roofline import Problem
 from cmm.rungs import GEMM_ONLY, Rung, in_shard_map
@@ -40,7 +41,7 @@ def _record(monkeypatch, times_us):
     """Lets simulated devices pass for GPUs that record call and kernel times: each rung's, round by round."""
     names, seen = list(times_us), itertools.count()
 
-    def recorded_chains(programs, starts, mark):
+    def recorded_chains(programs, starts, mark, gpus):
         mark()
         for program in programs:
             program.wait(program.start_chain(program.operands))
@@ -135,8 +136,8 @@ def test_a_peer_that_the_profiler_does_not_see_is_skipped(monkeypatch):
     seen = rounds.recorded_chains
     unseen = in_shard_map(_naive)
 
-    def recorded_chains(programs, starts, mark):
-        calls = seen([program for program in programs if program.wait is jax.block_until_ready], starts, mark)
+    def recorded_chains(programs, starts, mark, gpus):
+        calls = seen([program for program in programs if program.wait is jax.block_until_ready], starts, mark, gpus)
         error = RuntimeError("The profiler recorded no GPU events.")
         return calls + [error] * (len(programs) - len(calls))
 
@@ -151,17 +152,68 @@ def test_programs_are_recorded_one_by_one_and_the_record_says_so_if_marks_are_lo
     _record(monkeypatch, {"gemm_only": [(20, 20)] * 3, "method": [(30, 25)] * 3})
     seen, failing = rounds.recorded_chains, iter([False, False, True, False])
 
-    def recorded_chains(programs, starts, mark):
-        calls = seen(programs, starts, mark)
+    def recorded_chains(programs, starts, mark, gpus):
+        calls = seen(programs, starts, mark, gpus)
         if next(failing):
             raise RuntimeError("2 marks are missing")
         return calls
 
     monkeypatch.setattr(rounds, "recorded_chains", recorded_chains)
-    monkeypatch.setattr(rounds, "recorded_chain", lambda program, starts: RecordedCall(40, 20, {}))
+    monkeypatch.setattr(rounds, "recorded_chain", lambda program, starts, gpus: RecordedCall(40, 20, {}))
     run = _ladder(Rung("method", "method", in_shard_map(_naive)))
     assert run.rounds["method"][0].call_us == [30, 40, 30] and run.rounds["gemm_only"][0].call_us == [20, 40, 20]
     assert run.method("method").details == "recorded in sessions of its own in some rounds, since: 2 marks are missing"
+
+
+@pytest.mark.parametrize("at_first", [True, False])
+def test_a_method_that_is_never_recorded_completely_has_no_number(monkeypatch, at_first):
+    _record(monkeypatch, {"gemm_only": [(20, 20)] * 99, "method": [(30, 25)] * 99})
+    seen = rounds.recorded_chains
+
+    def recorded_chains(programs, starts, mark, gpus):
+        calls = seen(programs, starts, mark, gpus)
+        if at_first == (starts == 1):
+            error = IncompleteRecording("14 products")
+            calls = [error if program.details == "lossy" else call for program, call in zip(programs, calls)]
+        return calls
+
+    monkeypatch.setattr(rounds, "recorded_chains", recorded_chains)
+    build = in_shard_map(_naive)
+    lossy = Rung("method", "method", lambda *args: dataclasses.replace(build(*args), details="lossy"))
+    run = _ladder(lossy)
+    method, times = run.method("method"), run.rounds["method"][0]
+    assert method.status == "measured" and method.is_incomplete and "14 products" in method.details
+    assert method.call_time_us is method.kernel_time_us is method.ratio_to_gemm_only is None
+    assert method.kernel_ratio_to_gemm_only is None and (times.call_us, times.kernel_us) == ([], [])
+    assert len(times.wall_us) == PROTOCOL.rounds and run.method("gemm_only").call_time_us.median == 20
+    assert any("incomplete" in row and "method" in row for row in report.ladder_rows(run))
+
+
+def test_without_a_complete_recording_of_gemm_only_there_are_no_ratios(monkeypatch):
+    _record(monkeypatch, {"gemm_only": [(20, 20)] * 99})
+    lost = lambda programs, starts, mark, gpus: [IncompleteRecording("14 products")] * len(programs)
+    monkeypatch.setattr(rounds, "recorded_chains", lost)
+    monkeypatch.setattr(job, "time_on_gpus", lambda *args: pytest.fail("minutes for nothing"))
+    with pytest.raises(RuntimeError, match="GEMM only cannot be timed.*14 products"):
+        _ladder()
+
+
+@pytest.mark.parametrize("count, number", [(3, 20), (8, 8), (8, 24), (9, 8), (9, 18), (9, 24), (11, 24)])
+def test_the_record_says_how_often_methods_follow_each_other(count, number):
+    names = [f"m{index}" for index in range(count)]
+    follows = collections.Counter(
+        pair for index in range(number) for pair in itertools.pairwise(order_in_round(count, index))
+    )
+    often = [follows[pair] for pair in itertools.permutations(range(count), 2)]
+    words = f"{min(often)} to {max(often)} times" if min(often) < max(often) else f"{min(often)} times"
+    words = "once" if (count, number) == (8, 8) else words
+    expected = f"in {number} rounds each method follows each other one {words}"
+    protocol = dataclasses.replace(PROTOCOL, rounds=number)
+    assert expected in protocol.in_words(names) and "equally" not in protocol.in_words(names)
+    # Several processes go on with the numbers of rounds.
+    parts = [(names, range(number // 3)), (names, range(number // 3, number))]
+    assert order_in_words(parts).endswith(expected)
+    assert ":" not in order_in_words([(names[:1], range(number))])
 
 
 @pytest.mark.parametrize("count", [1, 2, 8, 9])
@@ -178,7 +230,7 @@ def test_each_method_follows_each_other_equally_often(count):
 def test_processes_go_on_with_the_order_of_the_rounds(monkeypatch):
     asked = []
     monkeypatch.setattr(rounds, "order_in_round", lambda count, index: asked.append(index) or list(range(count)))
-    _ladder(first_round=8)
+    assert _ladder(first_round=8).first_round == 8
     assert asked == [8, 9, 10]
 
 

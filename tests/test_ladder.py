@@ -111,7 +111,8 @@ def test_every_combination_that_makes_sense(make_case, switches, signals):
         (SPREAD | {"chunks": 4, "late_signals": True}, "chunks=4 needs sender_warp=True"),
         ({"late_signals": True}, "late_signals=True needs sender_warp=True and chunks of 2 or more"),
         (WARP_ALONE | {"late_signals": True}, "late_signals=True needs"),
-        ({"chunks": 0}, "chunks must be at least 1, got 0"),
+        ({"chunks": 0}, "chunks must be a whole number of at least 1, got 0"),
+        ({"chunks": "4", "sender_warp": True}, "got '4'"),
     ],
 )
 def test_what_makes_no_sense(switches, message):

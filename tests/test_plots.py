@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import pathlib
 import xml.etree.ElementTree
 
 import matplotlib
@@ -20,9 +21,12 @@ from cmm.plots.__main__ import FRAMES_PER_STEP, main
 from cmm.plots.animation import _Scene
 from cmm.plots.palette import DEVICE_COLORS, device_color, text_color
 from cmm.plots.run import recorded_timelines_data
+from cmm.plots.traces import trace_figures
 from cmm.schedule import ring_schedule
 from cmm.timeline import Span, naive_timeline, ring_timeline
+from cmm.trace import file as trace_file
 
+RECORDED = pathlib.Path(__file__).parents[1] / "figures" / "data"
 AXIS_SIZES = (1, 2, 3, 4, 8)
 # Three tests look at the same figures.
 ring_steps = functools.cache(plots.draw_ring_steps)
@@ -270,10 +274,28 @@ def test_of_recorded_kernels_the_fast_one_is_drawn():
     recorded = {name: [Span(0, "compute", "compute", 0.0, 10.0), Span(0, "barrier", "wait", 0, 1)] for name in titles}
     data = recorded_timelines_data(recorded, titles, "a machine")
     assert [schedule["title"] for schedule in data["schedules"]] == ["naive", "pallas_fast"]
-    assert "not visible" in data["source"]
+    assert "not visible" in data["source"] and "call times do not count them" in data["source"]
     del recorded["pallas_fast"]
     data = recorded_timelines_data(recorded, titles, "a machine")
     assert [schedule["title"] for schedule in data["schedules"]] == ["naive", "pallas"]
+
+
+def test_timelines_from_inside_say_who_sends_and_what_a_box_is(tmp_path):
+    for path in RECORDED.glob("trace_*_float16.json"):
+        record = trace_file.read(path)
+        record["summary"]["hidden_send_share"] = 0.0  # Of another call: the figure shows this one.
+        trace_file.write(record, tmp_path / path.name)
+    drawn = {name: draw() for name, draw, _ in trace_figures(tmp_path)}
+    ctas = lambda fig: [text for text in texts(fig) if text.startswith("CTA")]
+    for name, fig in drawn.items():
+        title = fig.get_label()
+        assert title.endswith("median of all CTAs") if name.endswith("step_change") else "under products" in title
+        assert " 0 %" not in title and "A box of products holds" in " ".join(" ".join(texts(fig)).split())
+        # In the fast kernel all send. In the readable one the second of two CTAs does not.
+        one_of_two = name.startswith("kernel_timeline_pallas_h") and name.endswith("step_change")
+        expected = [True, False] * 2 if one_of_two else [False] * len(ctas(fig))
+        assert [text.endswith(", sends") for text in ctas(fig)] == expected
+    assert len(drawn) == 4
 
 
 # Utilization.
@@ -333,13 +355,24 @@ def test_skipped_methods_and_missing_times_are_left_out_with_their_reason():
     assert reasons == {"gemm_only": "no call time was recorded", "late": "skipped: needs 8 devices"}
 
 
-def test_title_names_the_best_method_on_most_devices_and_the_roof():
-    fig = plots.draw_utilization([run(2, (91.0, 90.0, 90.0)), run(4, (182.0, 290.0, 190.0)), run(8, dtype="float32")])
-    shares = [100 * roofline.utilization(roofline.published_problem(4), time, roofline.H200_SXM) for time in (190, 182)]
-    assert fig.get_label() == "a kernel: {:.0f} % of peak on 4 x H200, GEMM only {:.0f} %".format(*shares)
+def test_title_names_the_fastest_method_on_most_devices_beside_the_baseline():
+    runs = [run(2, (91.0, 90.0, 90.0)), run(4, (182.0, 290.0, 190.0)), run(8, dtype="float32")]
+    share = lambda size, time: 100 * roofline.utilization(roofline.published_problem(size), time, roofline.H200_SXM)
+    words = "{}: {:.0f} % of peak on {} x H200, {} {:.0f} %".format
+    naive = runs[0].methods[1].title
+    assert plots.draw_utilization(runs).get_label() == words("A kernel", share(4, 190), 4, naive, share(4, 290))
+    # Fewer devices, if only there a kernel of this project was measured.
+    kernel = dataclasses.replace(runs[0].methods[2], name="pallas", title="one kernel")
+    kernel = dataclasses.replace(kernel, call_time_us=results.Spread(80, 79, 81))
+    runs[0] = dataclasses.replace(runs[0], methods=(*runs[0].methods[:2], kernel))
+    assert plots.draw_utilization(runs).get_label() == words("One kernel", share(2, 80), 2, naive, share(2, 90))
+    # The baseline itself stands beside the roof.
+    runs[0] = dataclasses.replace(runs[0], methods=runs[0].methods[:2])
+    title = words(naive[0].upper() + naive[1:], share(2, 90), 2, "GEMM only", share(2, 91))
+    assert plots.draw_utilization(runs[:1]).get_label() == title
 
 
-def test_diamonds_and_title_follow_the_hosts_clock():
+def test_diamonds_follow_the_hosts_clock_and_so_does_who_is_called_the_fastest():
     # Busy for a shorter time, yet later by the host's clock: such a method must not be called the best.
     gaps = dataclasses.replace(
         run(),
@@ -353,7 +386,8 @@ def test_diamonds_and_title_follow_the_hosts_clock():
     problem = gaps.problem
     share = lambda time: 100 * roofline.utilization(problem, time, roofline.H200_SXM)
     assert sorted(marks.values()) == pytest.approx(sorted(map(share, (100, 160, 400))))
-    assert fig.get_label().startswith(f"{gaps.methods[1].title}: {share(160):.0f} % of peak")
+    # The number is that of the bar.
+    assert fig.get_label().startswith(f"All-gather, then matmul: {share(290):.0f} % of peak")
 
 
 def test_kernel_times_are_triangles_and_two_roofs_are_one():
@@ -371,8 +405,9 @@ def test_kernel_times_are_triangles_and_two_roofs_are_one():
     marks = {gid.split("-")[3]: line.get_xdata()[0] for gid, line in lines.items() if line.get_marker() == "^"}
     assert marks == pytest.approx({name: share(time) for name, time in kernels.items()})
     assert any("Triangles" in text for text in texts(fig))
-    # The faster roof is no method, and the one that others are seen against.
-    assert fig.get_label() == f"a kernel: {share(190):.0f} % of peak on 4 x H200, GEMM only {share(176):.0f} %"
+    # The faster roof is no method, and the one that the baseline is seen against.
+    naive = plots.draw_utilization([dataclasses.replace(recorded, methods=recorded.methods[:3])], published=())
+    assert naive.get_label().endswith(f" {share(620):.0f} % of peak on 4 x H200, GEMM only {share(176):.0f} %")
     assert not any("Triangles" in text for text in texts(plots.draw_utilization([run()], published=())))
 
 
@@ -472,7 +507,7 @@ def test_long_names_get_smaller_letters():
         bar = by_gid(fig, name)[""]
         assert text.get_window_extent(renderer).x1 < bar.get_window_extent(renderer).x0
     (title,) = [text for text in fig.texts if text.get_gid() == "title"]
-    assert title.get_text().startswith(long_name)
+    assert title.get_text().startswith(long_name[0].upper() + long_name[1:])
     assert title.get_window_extent(renderer).x1 < fig.bbox.width
 
 

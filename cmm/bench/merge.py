@@ -11,10 +11,11 @@ import numpy as np
 
 from cmm.measure import spread
 from cmm.peers.own_process import PeerResult
+from cmm.protocol import order_in_words
 from cmm.report import is_roof, is_wrong
 from cmm.results import MethodResult, Rounds, Run, Spread
 
-# How the protocol of one process ends (see `cmm.measure.Protocol.in_words`).
+# How the protocol of one process ends (see `cmm.protocol.Protocol.in_words`).
 _ONE_PROCESS = ", one process"
 
 
@@ -41,7 +42,7 @@ def merge(runs: Sequence[Run], command: str, *, quick: bool = False) -> Run:
     rounds = {name: of_processes for name, of_processes in rounds.items() if any(_times(r) for r in of_processes)}
     merged = dataclasses.replace(
         first,
-        protocol=_protocol(first, len(runs), quick),
+        protocol=_protocol(runs, quick),
         command=command,
         rounds=rounds,
         processes=len(runs),
@@ -74,12 +75,17 @@ def ratio(run: Run, name: str, other: str, kind: str = "call_us") -> Spread | No
     return spread(quotients) if quotients else None
 
 
-def with_peers(run: Run, peers: Sequence[PeerResult]) -> Run:
+def with_peers(run: Run, peers: Sequence[PeerResult], date: str = "") -> Run:
     """Returns `run` with the results of peers, which were measured in processes of their own.
 
     They take the place of older results of the same peer. Peers of the same module begin with the same word.
+
+    Args:
+      run: a record.
+      peers: the results.
+      date: day on which they were measured, ISO format, for their details.
     """
-    new = tuple(map(_as_method, peers))
+    new = tuple(_as_method(peer, date) for peer in peers)
     words = {_first_word(result) for result in new}
     return dataclasses.replace(run, peers=(*(old for old in run.peers if _first_word(old) not in words), *new))
 
@@ -92,13 +98,20 @@ def _times(rounds: Rounds) -> list[float]:
     return rounds.call_us or rounds.wall_us
 
 
-def _protocol(run, processes, quick) -> str:
-    words = run.protocol
-    if processes > 1:
-        words = f"{processes} processes of {words}"
+def _protocol(runs, quick) -> str:
+    words = runs[0].protocol
+    if len(runs) > 1:
+        words = words.replace(order_in_words([_order(runs[0])]), order_in_words([*map(_order, runs)]))
+        words = f"{len(runs)} processes of {words}"
         if words.endswith(_ONE_PROCESS):
             words = words.removesuffix(_ONE_PROCESS) + " of all processes"
     return f"quick look: {words}" if quick else words
+
+
+def _order(run) -> tuple[list[str], range]:
+    """Returns which methods a process has timed, in the order of the ladder, and the numbers of its rounds."""
+    count = max((len(of[0].wall_us) for of in run.rounds.values()), default=0)
+    return list(run.rounds), range(run.first_round, run.first_round + count)
 
 
 def _without_ratios(name, runs, rounds) -> MethodResult:
@@ -129,13 +142,12 @@ def _without_ratios(name, runs, rounds) -> MethodResult:
 
 def _fastest_roof(run) -> str:
     """Returns the name of the faster GEMM only, of those that were timed in every process and are right."""
-    timed = [
-        result
-        for result in run.methods
-        if is_roof(result) and all(map(_times, run.rounds.get(result.name, [Rounds()])))
-    ]
-    right = [result for result in timed if not is_wrong(run, result)]
-    return min(right or timed, key=lambda result: (result.call_time_us or result.wall_time_us).median).name
+    time = lambda result: result.wall_time_us if run.simulated else result.call_time_us
+    timed = [result for result in run.methods if is_roof(result) and time(result)]
+    of_rounds = lambda rounds: rounds.wall_us if run.simulated else rounds.call_us
+    everywhere = [result for result in timed if all(map(of_rounds, run.rounds[result.name]))]
+    right = [result for result in everywhere if not is_wrong(run, result)]
+    return min(right or everywhere or timed, key=lambda result: time(result).median).name
 
 
 def _with_ratios(run, result, roof) -> MethodResult:
@@ -146,7 +158,7 @@ def _with_ratios(run, result, roof) -> MethodResult:
     )
 
 
-def _as_method(peer: PeerResult) -> MethodResult:
+def _as_method(peer: PeerResult, date: str) -> MethodResult:
     """Puts what only a peer's result has into words, since a `MethodResult` has no fields for it."""
     fields = {field.name: getattr(peer, field.name) for field in dataclasses.fields(MethodResult)}
     groups = (
@@ -155,5 +167,6 @@ def _as_method(peer: PeerResult) -> MethodResult:
         (f"{name}={value}" for name, value in peer.options.items()),
         (peer.protocol,),
     )
+    groups = (*(groups if peer.status in ("measured", "simulated") else ()), (date and f"run on {date}",))
     details = "; ".join(filter(None, (", ".join(filter(None, group)) for group in groups)))
-    return MethodResult(**(fields | {"details": details if peer.status in ("measured", "simulated") else ""}))
+    return MethodResult(**(fields | {"details": details}))

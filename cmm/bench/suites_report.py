@@ -128,6 +128,8 @@ def _sweep_cell(run, result) -> str:
     wrong = " WRONG" * is_wrong(run, result)
     if run.simulated:
         return f"{result.wall_time_us.median:.0f}{wrong}"
+    if result.is_incomplete:
+        return f"incomplete{wrong}"
     kernel = f" / {result.kernel_time_us.median:.0f}" if result.kernel_time_us else ""
     return f"{result.call_time_us.median:.0f}{kernel}{wrong}"
 
@@ -137,7 +139,7 @@ def _beyond_cells(run) -> list[str]:
     roof, baseline, kernel = by_name[run.gemm_only], by_name.get(_BASELINE), best_kernel(run)
     cells = [shape_text(run.problem), str(run.problem.axis_size)]
     cells.append(f"{roof.kernel_time_us.median:.0f}" if roof.kernel_time_us else "not recorded")
-    measured = baseline is not None and has_times(baseline)
+    measured = baseline is not None and has_times(baseline) and not baseline.is_incomplete
     cells.append(
         spread_text(baseline.call_time_us) + " WRONG" * is_wrong(run, baseline) if measured else "not measured"
     )

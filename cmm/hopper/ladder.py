@@ -68,8 +68,8 @@ def ladder_kernel(
     Raises:
       ValueError: the changes make no sense together.
     """
-    if chunks < 1:
-        raise ValueError(f"chunks must be at least 1, got {chunks}.")
+    if not isinstance(chunks, int) or chunks < 1:
+        raise ValueError(f"chunks must be a whole number of at least 1, got {chunks!r}.")
     if chunks > 1 and not sender_warp:
         raise ValueError(
             f"chunks={chunks} needs sender_warp=True: a multiplier that sends announces a row once, when its tile of "

@@ -28,7 +28,7 @@ _COLORS = {
     "synchronization": DEVICE_COLORS[2],
     "pipeline": DEVICE_COLORS[3],
     "memory": DEVICE_COLORS[4],
-    "gaps": DEVICE_COLORS[6],
+    "not attributed": DEVICE_COLORS[6],
 }
 _GEMM = tint(NEUTRAL, 0.45)
 _SMALLEST_US = 0.05  # Kernels have many parts; smaller ones are not listed.
@@ -63,7 +63,8 @@ def _kernel_data(method: MethodAccount) -> dict:
     ]
     rows.append({"name": "rest", "title": "unexplained", "group": "unexplained"} | _spread(method.kernel.rest_us))
     difference = method.kernel.difference_us.median
-    return {"name": method.name, "title": method.title, "difference_us": difference, "rows": rows}
+    sums = method.sums(INSIDE)._asdict()
+    return {"name": method.name, "title": method.title, "difference_us": difference, "rows": rows} | sums
 
 
 def _spread(value) -> dict:
@@ -181,12 +182,18 @@ def _message(data) -> str:
 
 def _caption(data) -> str:
     lines = [
-        "Dashed: kernel time of GEMM only. Terms are measured one by one, none as the remainder of others.",
+        "Dashed: kernel time of GEMM only. Not attributed: what is left of waits and gaps, without a known cause.",
         "Bars: medians over rounds; whiskers and brackets: 10th to 90th percentile.",
     ]
     if data["kernels"]:
         lines.append(
             "Terms of a kernel: parts of the chain of causes that decides when it ends, recorded from inside, less the "
-            "same parts of a twin that sends nothing. Those within 0.05 µs of nothing are left out."
+            "same parts of a twin that sends nothing. Those within 0.05 µs of nothing are left out. Parts of a call "
+            "add up to it whatever they are: a small rest says that recorded calls stand for usual ones."
         )
+        for kernel in data["kernels"]:
+            lines.append(
+                f"{kernel['title']}: with a cause {kernel['attributed_us']:+.1f} µs, not attributed "
+                f"{kernel['not_attributed_us']:+.1f} µs; absolute terms together {kernel['absolute_us']:.1f} µs."
+            )
     return "\n".join([*lines, f"Measured: {data['caption']}."])

@@ -38,8 +38,8 @@ _RESULT_LEFT, _RESULT_CELL = 2.94, (0.23, 0.18)
 _TITLE = "Shared memory feeds the product and the neighbour"
 _CAPTION = (
     "Colour: the device that owned the shard. Hatched: a tile on its way into a slot, or a tile of the result at work. "
-    "(m, k): place of a tile in its shard. Below a slot: its semaphore. A stage also holds a tile of B; the two "
-    "multipliers of a CTA share a stage, and need not be at the same one.\n"
+    "(m, k): place of a tile in its shard. Below a slot: its semaphore, which counts rows of tiles that are complete. "
+    "A stage also holds a tile of B; the two multipliers of a CTA share a stage, and need not be at the same one.\n"
     "From a run on simulated devices, one CTA each. Pictures are in the order of events; no times are claimed. Devices "
     "move alike here; on GPUs they need not."
 )

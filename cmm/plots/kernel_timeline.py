@@ -21,7 +21,7 @@ from cmm.trace.events import KernelEvent
 
 _LANES = ("multiplier", "loader", "sends")
 _LANE, _GAP, _DEVICE_GAP, _AXIS = 0.19, 0.08, 0.16, 0.5  # inches
-_LEFT, _RIGHT = MARGIN + 2.05, 0.2
+_LEFT, _RIGHT = MARGIN + 2.3, 0.2
 KEY = (
     "Full colour: products of one shard. Pale: the epilogue of a tile (multiplier), "
     "or stores to the neighbour under way (sends). Hatched: waits; blue in the loader is a wait for signals from the "
@@ -99,7 +99,10 @@ def draw_kernel_timeline(
     low = bottom + (0.05 if causal else _AXIS)
     ax = axes_at(fig, _LEFT, low, WIDTH - _LEFT - _RIGHT, height, xlim=limits, ylim=(0, height))
     _dress(ax, causal)
-    lanes = _name_lanes(ax, devices, ctas, height, per_cta)
+    sending = {e.cta for e in events if e.kind == "send"}
+    # Where all send, or none, it need not be said.
+    names = {cta: f"CTA {cta}, sends" if cta in sending < set(ctas) else f"CTA {cta}" for cta in ctas}
+    lanes = _name_lanes(ax, devices, names, height, per_cta)
     for lane in lanes.values():
         block(ax, limits[0], lane, limits[1] - limits[0], _LANE - 0.02, TRACK, linewidth=0, zorder=1)
     for event in shown:
@@ -134,16 +137,20 @@ def _lane(e: KernelEvent) -> str:
     return "loader" if e.role == "loader" and e.kind != "load" else ""
 
 
-def _name_lanes(ax, devices, ctas, height, per_cta) -> dict:
-    """Writes the names of devices, CTAs and lanes; returns the lower edge of each lane."""
+def _name_lanes(ax, devices, names, height, per_cta) -> dict:
+    """Writes the names of devices, CTAs and lanes; returns the lower edge of each lane.
+
+    Args:
+      names: of CTAs, by their numbers.
+    """
     lanes, top = {}, height
     text = {"transform": inches_from(ax), "va": "center_baseline"}
     for device in devices:
         top -= _DEVICE_GAP / 2
         ax.text(MARGIN - _LEFT, top - _LANE / 2, f"device {device}", size=SMALL_SIZE, **text)
-        for cta in ctas:
+        for cta, cta_name in names.items():
             middle = top - len(_LANES) * _LANE / 2
-            ax.text(MARGIN - _LEFT + 0.8, middle, f"CTA {cta}", size=CAPTION_SIZE - 1, color=INK, **text)
+            ax.text(MARGIN - _LEFT + 0.8, middle, cta_name, size=CAPTION_SIZE - 1, color=INK, **text)
             for number, name in enumerate(_LANES):
                 lanes[device, cta, name] = top - (number + 1) * _LANE
                 place = (-0.08, lanes[device, cta, name] + _LANE / 2)

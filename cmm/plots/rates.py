@@ -94,9 +94,9 @@ def _machine(run: Run) -> tuple[roofline.Machine | None, str]:
 def _why_not(result: MethodResult) -> str:
     if result.status != "measured":
         return f"{result.status}: {result.reason}" if result.reason else result.status
-    if result.is_incomplete:
-        return "the recording of the GPUs lacks kernels"
-    return "" if result.call_time_us else "no call time was recorded"
+    if not result.call_time_us:
+        return "no call time was recorded"
+    return "the recording of the GPUs lacks kernels" if result.is_incomplete else ""
 
 
 def _panel(run: Run) -> str:

@@ -8,6 +8,7 @@ from cmm.dispatch import METHODS
 from cmm.plots.kernel_timeline import draw_kernel_timeline, step_change
 from cmm.trace import file as trace_file
 from cmm.trace.events import KernelEvent
+from cmm.trace.summary import hidden_send_share
 
 _MOST_DEVICES = 2  # More of them do not fit on a page.
 
@@ -61,22 +62,26 @@ def _shown(part, events, first, other):
 
 
 def _title(record, part) -> str:
-    title, summary = METHODS[record["kernel"]].title, record["summary"]
+    title = METHODS[record["kernel"]].title
+    title = title[0].upper() + title[1:]
     if part == "call":
-        hidden = 100 * summary["hidden_send_share"]
-        return f"{title[0].upper()}{title[1:]}: {hidden:.0f} % of the time of sends lies under products"
-    change = summary["step_change_us"]["median"]
-    return f"{title[0].upper()}{title[1:]}: {change:.1f} µs from the last product of a step to the next"
+        # That of the summary may be of another call, with a mark at every product.
+        hidden = 100 * hidden_send_share(trace_file.from_record(record))
+        return f"{title}: {hidden:.0f} % of the time of sends lies under products"
+    change = record["summary"]["step_change_us"]["median"]
+    return f"{title}: {change:.1f} µs from the last product of a step to the next, median of all CTAs"
 
 
 def _caption(record) -> str:
     p, trace = record["problem"], trace_file.from_record(record)
     error_us, bound_us = (max(values) / 1e3 for values in ([c.error_ns for c in trace.clocks], trace.bounds_ns))
+    every = record["every"]
+    boxes = f" A box of products holds {every}; waits between them were not noted." if every > 1 else ""
     return (
         f"One call in a steady chain, recorded by the kernel itself on {p['axis_size']} x {record['device_kind']}, JAX "
         f"{record['versions']['jax']}, {p['dtype']}, per shard M={p['m_shard']} K={p['k']} N={p['n_shard']}"
         f"{', ' + record['date'] if 'date' in record else ''}. Off by at most {_two_digits(error_us)} µs within a "
-        f"device, {_two_digits(bound_us)} µs between devices."
+        f"device, {_two_digits(bound_us)} µs between devices.{boxes}"
     )
 
 

@@ -31,8 +31,8 @@ Records one call of a ring kernel in a steady chain, from inside: every role of 
 multiplies, sends and signals. Prints what that says in numbers, and writes a file from which figures are drawn. A
 second recording, of every single product, says how long roles wait.
 
-With --account it explains instead what every method takes longer than the product alone: a sum of terms that are
-measured one by one, and the rest that they leave.
+With --account it explains instead what every method takes longer than the product alone: a sum of terms, some of them
+not attributed to a cause, and the rest that they leave.
 """
 _EPILOG = """\
 examples:

@@ -1,8 +1,8 @@
 """Where does the time of each method go, beyond that of the product alone?
 
-An account is a sum: the kernel time of *GEMM only*, terms that are measured one by one, and what they leave
-unexplained. No term is the difference between a total and other terms. The total is the time per call in a program of
-several calls, by the host's clock. Terms come from elsewhere:
+An account is a sum: the kernel time of *GEMM only*, terms, and what they leave unexplained. The total is the time per
+call in a program of several calls, by the host's clock. Most terms have a cause; those of `NOT_ATTRIBUTED` are what is
+left of a chain or of a period when all causes are taken away, and count as such. Terms come from elsewhere than totals:
 
 - `own_products`: kernel time of a method's own matmuls less that of GEMM only. For a ring kernel it is that of its
   twin, where nothing is sent (`cmm.trace.twin`); for a method in plain JAX that of its matmuls while it runs.
@@ -11,16 +11,16 @@ several calls, by the host's clock. Terms come from elsewhere:
 - `transfer`, `memory`, `barrier`, `gap`: what the GPU does meanwhile where no matmul runs (`cmm.trace.periods`).
 
 A ring kernel has a second, sharper sum: its kernel time, by the GPUs' record of calls in which nothing was noted,
-against GEMM only, `own_products` and the parts of the chain.
+against GEMM only, `own_products` and the parts of the chain. Parts of a chain partition the recorded call. So this sum
+comes out whatever the parts say, if recorded calls stand for usual ones: it tests that, and not the parts.
 """
 
 import dataclasses
 import json
 import pathlib
+from collections.abc import Iterable
+from typing import NamedTuple
 
-import numpy as np
-
-from cmm.measure import spread
 from cmm.results import Spread
 from cmm.roofline import Problem
 from cmm.trace.critical import PARTS
@@ -28,17 +28,20 @@ from cmm.trace.critical import PARTS
 # By name: what a term is, and with which others it belongs together.
 TERMS = {"own_products": ("own products against cuBLAS", "products")}
 _GROUPS = dict.fromkeys(("products_sending", "products_last"), "products")
-_GROUPS |= dict.fromkeys(("drain", "announce", "flight", "wait"), "communication")
+_GROUPS |= dict.fromkeys(("drain", "announce", "flight"), "communication")
 _GROUPS |= dict.fromkeys(("device_start", "cta_start"), "synchronization")
-_GROUPS |= dict.fromkeys(("fill", "epilogue", "refill", "end"), "pipeline")
+_GROUPS |= dict.fromkeys(("fill", "epilogue", "end"), "pipeline")
+# What is left, by name: no cause is known for it.
+NOT_ATTRIBUTED, _NO_CAUSE = ("wait", "refill", "gap"), "not attributed"
+_GROUPS |= dict.fromkeys(NOT_ATTRIBUTED, _NO_CAUSE)
 TERMS |= {name: (title, _GROUPS[name]) for name, title in PARTS.items()}
 TERMS |= {
     "transfer": ("transfers beside which no product runs", "communication"),
     "memory": ("writes and copies beside which no product runs", "memory"),
     "barrier": ("barriers between GPUs", "synchronization"),
-    "gap": ("nothing runs", "gaps"),
+    "gap": ("nothing runs", _NO_CAUSE),
 }
-GROUPS = ("products", "communication", "synchronization", "pipeline", "memory", "gaps")
+GROUPS = ("products", "communication", "synchronization", "pipeline", "memory", _NO_CAUSE)
 # The terms that lie inside a ring kernel.
 INSIDE = ("own_products", *PARTS)
 
@@ -49,7 +52,7 @@ class KernelSum:
 
     Attributes:
       difference_us: how much longer it is, by the GPUs' record.
-      explained_us: sum of the terms `INSIDE`.
+      explained_us: sum of the terms `INSIDE`, those of `NOT_ATTRIBUTED` among them.
       rest_us: difference less explained.
       recording_us: how much longer the kernel takes while it notes what it does, less the same of its twin. It is no
         term; it says how well the recorded call stands for the usual one.
@@ -68,8 +71,27 @@ class KernelSum:
 
     @property
     def share(self) -> float:
-        """Returns the share of the difference that is explained: 1 less what is left, whatever its sign."""
+        """Returns the share of the difference that the sum of terms covers: 1 less what is left, whatever its sign.
+
+        The sum is the twin's kernel time less that of GEMM only, and the recorded call less the recorded call of the
+        twin. So the share says how well calls that note what they do stand for usual ones, of the kernel and of its
+        twin alike. It does not say that time is attributed to the right parts, or to a cause at all: see `Sums`.
+        """
         return 1 - abs(self.rest_us.median / self.difference_us.median) if self.difference_us.median else 0.0
+
+
+class Sums(NamedTuple):
+    """Sums of medians of terms, in µs. Where `absolute_us` is far larger than the others, terms cancel.
+
+    Attributes:
+      attributed_us: of terms that have a cause.
+      not_attributed_us: of `NOT_ATTRIBUTED`.
+      absolute_us: of the absolute values of all of them.
+    """
+
+    attributed_us: float
+    not_attributed_us: float
+    absolute_us: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +114,13 @@ class MethodAccount:
     terms: dict[str, Spread]
     rest_us: Spread
     kernel: KernelSum | None = None
+
+    def sums(self, names: Iterable[str] = tuple(TERMS)) -> Sums:
+        """Returns the sums of the terms of these names, as far as the method has them; not of what they leave."""
+        medians_us = {name: self.terms[name].median for name in names if name in self.terms}
+        without_cause = sum(value for name, value in medians_us.items() if name in NOT_ATTRIBUTED)
+        attributed = sum(medians_us.values()) - without_cause
+        return Sums(attributed, without_cause, sum(map(abs, medians_us.values())))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,78 +153,6 @@ class Account:
             f"{p.axis_size} x {self.machine['device_kind']}, JAX {self.versions['jax']}, {p.dtype}, per shard "
             f"M={p.m_shard} K={p.k} N={p.n_shard}, {self.distribution}, {self.date}"
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class Round:
-    """What one round has measured of one method, in µs.
-
-    Attributes:
-      wall: per call in a program.
-      kernel: of its matmul kernels.
-      period: as `cmm.trace.periods.period_parts_us` returns it, of the slowest GPU.
-      twin: kernel time of its twin; `None` for a method that is no ring kernel, as all that follows.
-      parts: of the critical chain.
-      twin_parts: the same of the twin.
-      recorded, twin_recorded: kernel times while they note what they do.
-    """
-
-    wall: float
-    kernel: float
-    period: dict[str, float]
-    twin: float | None = None
-    parts: dict[str, float] | None = None
-    twin_parts: dict[str, float] | None = None
-    recorded: float | None = None
-    twin_recorded: float | None = None
-
-
-def account_of(name: str, title: str, rounds: list[Round], gemm_only_us: list[float], **recorded) -> MethodAccount:
-    """Forms the account of a method.
-
-    Args:
-      name, title: of its rung.
-      rounds: at least one.
-      gemm_only_us: kernel time of GEMM only in the same rounds.
-      **recorded: for a ring kernel `recorded_calls`, `clock_error_ns` and `device_bound_ns` of its `KernelSum`.
-
-    Returns:
-      Medians and spreads over rounds. `rest_us` has its own spread, and the median that makes the sum of medians exact.
-    """
-    terms = [_terms(one, gemm) for one, gemm in zip(rounds, gemm_only_us, strict=True)]
-    names = [name for name in TERMS if name in terms[0]]
-    totals = [one.wall - gemm for one, gemm in zip(rounds, gemm_only_us)]
-    by_name = {name: [of_round[name] for of_round in terms] for name in names}
-    kernel = None
-    if rounds[0].twin is not None:
-        difference = [one.kernel - gemm for one, gemm in zip(rounds, gemm_only_us)]
-        inside = {name: by_name[name] for name in INSIDE}
-        added = [(one.recorded - one.kernel) - (one.twin_recorded - one.twin) for one in rounds]
-        explained = spread(np.sum(list(inside.values()), axis=0))
-        kernel = KernelSum(spread(difference), explained, _rest(difference, inside), spread(added), **recorded)
-    return MethodAccount(
-        name=name,
-        title=title,
-        wall_us=spread([one.wall for one in rounds]),
-        kernel_us=spread([one.kernel for one in rounds]),
-        terms={name: spread(values) for name, values in by_name.items()},
-        rest_us=_rest(totals, by_name),
-        kernel=kernel,
-    )
-
-
-def _terms(one: Round, gemm_us: float) -> dict[str, float]:
-    outside = {name: value for name, value in one.period.items() if name != "matmul"}
-    if one.twin is None:
-        return {"own_products": one.period["matmul"] - gemm_us} | outside
-    parts = {name: value - one.twin_parts[name] for name, value in one.parts.items()}
-    return {"own_products": one.twin - gemm_us} | parts | outside
-
-
-def _rest(totals, by_name) -> Spread:
-    left = spread(np.array(totals) - np.sum(list(by_name.values()), axis=0))
-    exact = float(np.median(totals) - sum(np.median(values) for values in by_name.values()))
-    return Spread(exact, min(left.p10, exact), max(left.p90, exact))
 
 
 def file_name(account: Account) -> str:

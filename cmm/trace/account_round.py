@@ -7,9 +7,10 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
+from cmm.completeness import check_complete
 from cmm.measure import Program
 from cmm.recording import GpuEvent, record_in_turn
-from cmm.trace.account import Round
+from cmm.trace.account_terms import Round
 from cmm.trace.call import Trace, read_trace
 from cmm.trace.critical import call_us, critical_parts_us
 from cmm.trace.offsets import between, offsets_from
@@ -51,29 +52,29 @@ class Recorded:
 
 @dataclasses.dataclass
 class Piece:
-    """One piece of a recorded round: what ran, what it noted, and the events of each GPU."""
+    """One piece of a recorded round: what ran, on how many GPUs, what it noted, and the events of each."""
 
     start: Callable
+    gpus: int
     noted: list = dataclasses.field(default_factory=list)
     events: dict[int, list[GpuEvent]] = dataclasses.field(default_factory=dict)
 
     def kernels_us(self) -> dict[int, float]:
-        """Returns the kernel time of each GPU."""
-        if not self.events:
-            raise RuntimeError("The profiler recorded no GPU events. Is another profiler attached?")
+        """Returns the kernel time of each GPU; raises `IncompleteRecording` if events are missing."""
+        check_complete(self.events, STARTS * CALLS, self.gpus)
         return {device: kernel_us(events, STARTS, CALLS) for device, events in self.events.items()}
 
 
-def record_round(methods, around, mark) -> dict[tuple, Piece]:
+def record_round(methods, around, mark, gpus) -> dict[tuple, Piece]:
     """Runs all programs of all methods under one profiler; before and after what notes times, timers are compared."""
     pieces = {}
     for method in methods:
         for kind, program in method.programs().items():
             if kind in NOTING:
-                pieces[method.name, kind, "before"] = Piece(lambda: [around.compare()])
-            pieces[method.name, kind] = Piece(functools.partial(_start, program))
+                pieces[method.name, kind, "before"] = Piece(lambda: [around.compare()], gpus)
+            pieces[method.name, kind] = Piece(functools.partial(_start, program), gpus)
             if kind in NOTING:
-                pieces[method.name, kind, "after"] = Piece(lambda: [around.compare()])
+                pieces[method.name, kind, "after"] = Piece(lambda: [around.compare()], gpus)
 
     def run(piece, kind):
         results = piece.start()
@@ -84,7 +85,7 @@ def record_round(methods, around, mark) -> dict[tuple, Piece]:
         return results
 
     runs = [(functools.partial(run, piece, kind), jax.block_until_ready) for kind, piece in pieces.items()]
-    for piece, events in zip(pieces.values(), record_in_turn(runs, mark), strict=True):
+    for piece, events in zip(pieces.values(), record_in_turn(runs, mark, gpus), strict=True):
         for event in events:
             piece.events.setdefault(event.device, []).append(event)
     return pieces

@@ -13,8 +13,9 @@ from cmm.measure import Program, spread, wall_time_in_program_us
 from cmm.recording import make_mark
 from cmm.roofline import Problem
 from cmm.rungs import AXIS, GEMM_ONLY, RUNGS, in_shard_map
-from cmm.trace.account import Account, MethodAccount, account_of
+from cmm.trace.account import Account, MethodAccount
 from cmm.trace.account_round import CALLS, STARTS, Method, Recorded, read_round, record_round
+from cmm.trace.account_terms import account_of
 from cmm.trace.call import OffsetsAround
 from cmm.trace.record import KERNELS, multiply_as_twin, record_events, record_twin, recorded_program
 
@@ -74,7 +75,7 @@ def measure_account(
         report(f"round {done + 1} of {rounds}", 0.4 + 0.6 * done / rounds)
         try:
             walls_us = [_wall_us(method.program) for method in methods]
-            pieces = record_round(methods, around, mark)
+            pieces = record_round(methods, around, mark, mesh.size)
         except Exception as error:
             skipped[f"round {done + 1}"] = f"{type(error).__name__}: {error}"
             walls_us = []

@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cmm.results import Spread
-from cmm.trace.account import INSIDE, TERMS, Account, MethodAccount
+from cmm.trace.account import INSIDE, NOT_ATTRIBUTED, TERMS, Account, MethodAccount
 
 
 def print_account(console: Console, account: Account) -> None:
@@ -16,12 +16,19 @@ def print_account(console: Console, account: Account) -> None:
         table.add_column(method.title, justify="right")
     rows = {"total": [_median(method.wall_us) for method in account.methods]}
     rows["GEMM only"] = [_median(account.gemm_only_us)] * len(account.methods)
-    for name, (title, _) in TERMS.items():
+    with_cause = [name for name in TERMS if name not in NOT_ATTRIBUTED]
+    for name in (*with_cause, *NOT_ATTRIBUTED):
         if any(name in method.terms for method in account.methods):
+            title = TERMS[name][0] + " (not attributed)" * (name in NOT_ATTRIBUTED)
             rows[title] = [_median(method.terms.get(name)) for method in account.methods]
     rows["unexplained"] = [_median(method.rest_us) for method in account.methods]
+    sums = [method.sums() for method in account.methods]
+    rows["not attributed and unexplained"] = [
+        f"{of.not_attributed_us + method.rest_us.median:.2f}" for of, method in zip(sums, account.methods)
+    ]
+    rows["sum of absolute terms"] = [f"{of.absolute_us:.2f}" for of in sums]
     for title, cells in rows.items():
-        table.add_row(title, *cells, end_section=title in ("total", "GEMM only") or cells is rows["unexplained"])
+        table.add_row(title, *cells, end_section=title in ("total", "GEMM only", "unexplained"))
     console.print(table)
     for method in account.methods:
         if method.kernel:
@@ -33,10 +40,14 @@ def print_account(console: Console, account: Account) -> None:
 def _print_kernel(console, method: MethodAccount) -> None:
     kernel = method.kernel
     terms = {name: method.terms[name].median for name in INSIDE}
+    sums = method.sums(INSIDE)
     largest = sorted(terms, key=lambda name: -abs(terms[name]))[:5]
     console.print(
         f"{method.title}: kernel {method.kernel_us.median:.2f} µs, beyond GEMM only {_text(kernel.difference_us)} µs, "
-        f"explained {_text(kernel.explained_us)}, rest {_text(kernel.rest_us)}: {100 * kernel.share:.0f} % explained. "
+        f"sum of terms {_text(kernel.explained_us)}, rest {_text(kernel.rest_us)}: the sum covers "
+        f"{100 * kernel.share:.0f} %. That says how well recorded calls stand for usual ones, of the kernel and of its "
+        f"twin, since parts of a call add up to it whatever they are. With a cause {sums.attributed_us:+.2f}, not "
+        f"attributed {sums.not_attributed_us:+.2f}, absolute terms {sums.absolute_us:.2f} together. "
         f"Largest: {', '.join(f'{TERMS[name][0]} {terms[name]:+.2f}' for name in largest)}. "
         f"{kernel.recorded_calls} calls recorded, which lengthens them by {_text(kernel.recording_us)} µs more than "
         f"the twin's; times within a device are off by {kernel.clock_error_ns:.0f} ns at most, devices by "

@@ -5,8 +5,9 @@ what the same multiplier did before, up to a wait for signals that held it up: t
 signals was sent, and the multiplier waited when the loader went on. There the chain goes over to the CTA of the device
 above that has sent this signal. It ends at the begin of a CTA.
 
-So the parts of a chain add up to the time of the call on its device. How timers of devices were brought together moves
-time between three parts only: `device_start`, `flight`, and what is left of a wait.
+So the parts of a chain add up to the time of the call on its device, whatever they are: that their sum is right does
+not show that the parts are. `wait` and `refill` are what is left where no cause was noted. How timers of devices were
+brought together moves time between three parts only: `device_start`, `flight`, and what is left of a wait.
 """
 
 import numpy as np
@@ -24,8 +25,8 @@ PARTS = {
     "epilogue": "a tile of the result is rounded and stored",
     "announce": "stores complete, signal is sent",
     "flight": "signal is under way, and seen",
-    "wait": "other waits for signals",
-    "refill": "first tiles are loaded again",
+    "wait": "rest of waits for signals",
+    "refill": "rest between products: tiles are loaded again",
     "end": "last product to the end of the kernel",
 }
 _INSIDE_A_GAP = {"read": "drain", "store": "epilogue", "complete": "announce"}
