@@ -54,6 +54,7 @@ CASES = {
 }
 
 
+@functools.cache  # Several tests look at the same call.
 def _trace(kernel, axis_size=2, core_count=2, config=SMALL, every=None, shape=(256, 512, 192), seed=0, delay=None):
     mesh = devices.ring_mesh(jax.devices("cpu")[:axis_size])
     problem = Problem(axis_size, *shape, "float16")
@@ -223,7 +224,7 @@ def test_late_cta_is_seen_in_the_waits_of_others():
     usual, _ = _trace("pallas", every=1)
     late, _ = _trace("pallas", every=1, delay=Delay(device=1, cta=0, role=0, use=0, duration_ns=200_000))
     longest = lambda trace, device: np.nanmax(np.diff(trace.spans("ready", LOADER)[:, device], axis=0))
-    assert longest(late, 0) > 150e3 > longest(usual, 0)
+    assert longest(late, 0) > 100e3 > longest(usual, 0)
 
 
 def _fake_record(tick_ns, num_ctas=16, rates=(1.755, 1.755), seed=0):

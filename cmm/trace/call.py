@@ -18,6 +18,8 @@ from cmm.trace.offsets import Offsets, between, clock_program, offsets_from
 from cmm.trace.record import recorded_program
 from cmm.trace.times import Clock, Times, call_times
 
+_SIMULATED_ROUNDS = 5  # Of the comparison of timers.
+
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
@@ -148,7 +150,8 @@ def trace_call(
     (axis,) = mesh.axis_names
     program, layout = recorded_program(problem, mesh, kernel, config, every, delay)
     operands = devices.random_operands(problem, mesh, seed, axis)
-    jax.block_until_ready(run(program, *operands))
+    if not interpret.is_active():  # Compiles it, and warms the GPUs up.
+        jax.block_until_ready(run(program, *operands))
     with OffsetsAround(mesh, run) as around:
         for _ in range(calls):
             _, raw = run(program, *operands)
@@ -163,9 +166,12 @@ class OffsetsAround:
         self.size, self.offsets = mesh.size, Offsets.none(mesh.size)
         if mesh.size > 1:
             zeros = jax.device_put(jnp.zeros(mesh.size, jnp.int32), NamedSharding(mesh, P(axis)))
+            # Simulated timers tick alike, and simulated rounds take long.
+            program = clock_program(mesh, _SIMULATED_ROUNDS) if interpret.is_active() else clock_program(mesh)
             # Waits: what is recorded in between must not hold this program.
-            self.compare = lambda: np.asarray(run(clock_program(mesh), zeros))
-            self.compare()  # Compiles it.
+            self.compare = lambda: np.asarray(run(program, zeros))
+            if not interpret.is_active():
+                self.compare()  # Compiles it.
 
     def __enter__(self):
         self.before = self.compare() if self.size > 1 else None
