@@ -122,10 +122,10 @@ def test_somebody_late(make_case, name, late):
 
 @pytest.mark.slow
 @each_run
-def test_no_false_alarm_in_30_shuffled_runs(make_case, axis_size, shape, core_count, config):
+def test_no_false_alarm_in_shuffled_runs(make_case, axis_size, shape, core_count, config):
     case = make_case(*shape, "float16", (axis_size,))
-    for seed in range(30):
-        late = [None, *LATE][seed % 6]
+    for seed in range(6):
+        late = [None, *LATE][seed]
         case.assert_right(_run(case, config, core_count, seed, **({"late": late} if late else {}))[0])
 
 
