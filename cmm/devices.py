@@ -49,6 +49,22 @@ def find_devices(count: int | None = None, *, simulate: bool = False) -> list[ja
     return devices[:count]
 
 
+def gpus_or_simulated(count: int | None, simulate: bool, who: str) -> list[jax.Device]:
+    """Returns what `find_devices` does, but simulated devices only where they are asked for.
+
+    Args:
+      count, simulate: as there.
+      who: begin of the message, such as "python -m cmm.bench measures GPUs".
+
+    Raises:
+      ValueError, RuntimeError: as there; also if there is no GPU and `simulate` is false.
+    """
+    found = find_devices(count, simulate=simulate)
+    if is_simulated(found) and not simulate:
+        raise ValueError(f"{who}, and JAX finds none here. --simulate tries it without.")
+    return found
+
+
 def simulated_devices(count: int) -> list[jax.Device]:
     """Returns `count` CPU devices, also on a machine with GPUs. Call it before anything else uses JAX.
 

@@ -224,9 +224,7 @@ def _command(options, p) -> str:
 def _child(plan: Plan) -> int:
     """Measures in this process by a plan, and tells the one that has started it; see `cmm.bench.child`."""
     try:
-        found = devices.find_devices(plan.devices, simulate=plan.simulate)
-        if devices.is_simulated(found) and not plan.simulate:
-            raise ValueError("python -m cmm.ladder measures GPUs; JAX finds none here. --simulate tries it without.")
+        found = devices.gpus_or_simulated(plan.devices, plan.simulate, "python -m cmm.ladder measures GPUs")
     except (ValueError, RuntimeError) as error:
         say("refused", reason=str(error))
         return 2

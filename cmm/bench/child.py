@@ -97,9 +97,7 @@ def main(arguments=None) -> int:
     (path,) = arguments or sys.argv[1:]
     plan = Plan(**json.loads(pathlib.Path(path).read_text()))
     try:
-        found = devices.find_devices(plan.devices, simulate=plan.simulate)
-        if devices.is_simulated(found) and not plan.simulate:
-            raise ValueError("python -m cmm.bench measures GPUs, and JAX finds none here. --simulate tries it without.")
+        found = devices.gpus_or_simulated(plan.devices, plan.simulate, "python -m cmm.bench measures GPUs")
         problems = plan.problems(len(found))
     except (ValueError, RuntimeError) as error:
         say("refused", reason=str(error))

@@ -42,9 +42,7 @@ def main(arguments=None) -> int:
     parser.add_argument("--simulate", action="store_true")
     options = parser.parse_args(arguments)
     try:
-        found = devices.find_devices(options.devices, simulate=options.simulate)
-        if devices.is_simulated(found) and not options.simulate:
-            raise ValueError("Peers are measured on GPUs, and JAX finds none here. --simulate tries it without.")
+        found = devices.gpus_or_simulated(options.devices, options.simulate, "Peers are measured on GPUs")
     except (ValueError, RuntimeError) as error:
         say("refused", reason=str(error))
         return 2

@@ -40,8 +40,8 @@ def plan_ring(
     sizes = (m_shard, n_shard, k, lhs.dtype)
     config = config or chosen_config(kernel, axis_size, *sizes, gpu.kind, gpu.core_count)
     config.check(m_shard, n_shard, k, lhs.dtype)
-    steps = axis_size if kernel == "pallas_fast" else 1
-    plan = Plan(m_shard, n_shard, k, config, enough_ctas(m_shard, n_shard, config, gpu.core_count, steps))
+    num_ctas = enough_ctas(m_shard, n_shard, config, gpu.core_count, _shared_steps(kernel, axis_size))
+    plan = Plan(m_shard, n_shard, k, config, num_ctas)
     if axis_size > 1:
         check_peers()
     return plan, dtype
@@ -60,8 +60,12 @@ def chosen_config(
       ValueError: none fits.
     """
     found = tuned_config(kernel, axis_size, m_shard, n_shard, k, dtype, device_kind)
-    steps = axis_size if kernel == "pallas_fast" else 1
-    return found or default_config(m_shard, n_shard, k, dtype, core_count, steps)
+    return found or default_config(m_shard, n_shard, k, dtype, core_count, _shared_steps(kernel, axis_size))
+
+
+def _shared_steps(kernel: str, axis_size: int) -> int:
+    """Returns how many steps a round of CTAs may span: only the fast kernel begins a step before the last one ends."""
+    return axis_size if kernel == "pallas_fast" else 1
 
 
 def call_kernel(launch: Callable, lhs, rhs, axis_name, plan: Plan, dtype):
