@@ -40,8 +40,8 @@ SWITCHES: Mapping[str, dict] = {
     "ladder_readable": {},
     "ladder_spread": {"spread_sends": True},
     "ladder_warp": {"spread_sends": True, "sender_warp": True},
-    "ladder_chunks": {"spread_sends": True, "sender_warp": True, "chunks": 4},
-    "ladder_late": {"spread_sends": True, "sender_warp": True, "chunks": 4, "late_signals": True},
+    "ladder_chunks": {"spread_sends": True, "sender_warp": True, "chunks": 8},
+    "ladder_late": {"spread_sends": True, "sender_warp": True, "chunks": 8, "late_signals": True},
 }
 TITLES: Mapping[str, str] = {
     "ladder_readable": "readable kernel",

@@ -56,11 +56,12 @@ def looped_kernel(method, gpu, steps, m, k, n, dtype, config=None):
     """Returns the jitted kernel, and whether its rounds span steps; its module must be looped back."""
     config = config or chosen_config(method, steps, m, n, k, dtype, gpu.device_kind, gpu.core_count)
     plan = Plan(m, n, k, config, enough_ctas(m, n, config, gpu.core_count, steps if method == "pallas_fast" else 1))
-    spans = method == "pallas_fast" and Rounds(plan, steps).span_steps
-    launch = functools.partial(MODULES[method]._launch, "x", with_short_chunks(plan) if spans else plan, dtype)
+    rounds, is_fast = Rounds(plan, steps), method == "pallas_fast"
+    plan = with_short_chunks(plan) if is_fast and rounds.steps_overlap else plan
+    launch = functools.partial(MODULES[method]._launch, "x", plan, dtype)
     mesh = devices.ring_mesh([gpu])
     kernel = jax.shard_map(launch, mesh=mesh, in_specs=(P(), P()), out_specs=P(), check_vma=False)
-    return jax.jit(kernel), spans
+    return jax.jit(kernel), is_fast and rounds.span_steps
 
 
 def operands(gpu, m, k, n, dtype, seed):

@@ -31,6 +31,8 @@ def _plan(m_tiles, n_tiles, num_ctas, k_steps=4, config=SMALL):
 
 # Tiles of a step, CTAs, steps: half of the CTAs, a few of them, more tiles than CTAs, one tile.
 SPANNING = [(4, 16, 132, 2), (1, 32, 132, 4), (2, 2, 3, 3), (3, 3, 8, 4), (5, 1, 4, 8), (1, 1, 3, 8), (1, 1, 9, 8)]
+# Two rounds or more in a step, of which one is saved.
+SPANNING += [(16, 28, 128, 2), (4, 8, 13, 2), (2, 5, 4, 3)]
 # As many tiles as CTAs or nearly so, one CTA, one step; the last two would save less than a quarter of the rounds.
 ALONE = [(8, 16, 132, 2), (8, 16, 132, 8), (2, 2, 1, 3), (3, 4, 6, 2), (2, 2, 5, 3), (2, 2, 3, 1)]
 ALONE += [(3, 4, 7, 4), (5, 3, 8, 8)]
@@ -88,6 +90,8 @@ RUNS = {
     "fewer chunks than steps at once": (8, (128, 256, 64), 8, dataclasses.replace(SMALL, chunks=2, signal_lag=2)),
     "one chunk": (8, (128, 256, 128), 7, dataclasses.replace(SMALL, chunks=1)),
     "signals at once": (4, (128, 512, 64), 3, dataclasses.replace(SMALL, chunks=8, signal_lag=0)),
+    "a round saved": (3, (256, 512, 320), 4, SMALL),
+    "a round saved, latest signals": (2, (256, 512, 320), 4, dataclasses.replace(SMALL, chunks=2, signal_lag=4)),
     "long pipeline": (3, (256, 256, 64), 5, dataclasses.replace(SMALL, max_concurrent_steps=7)),
 }
 each_run = pytest.mark.parametrize("axis_size, shape, core_count, config", RUNS.values(), ids=RUNS)
@@ -113,7 +117,7 @@ LATE = [
 
 
 @pytest.mark.parametrize("late", LATE)
-@pytest.mark.parametrize("name", ["all steps at once", "more tiles than CTAs"])
+@pytest.mark.parametrize("name", ["all steps at once", "more tiles than CTAs", "a round saved"])
 def test_somebody_late(make_case, name, late):
     axis_size, (m, k, n), core_count, config = RUNS[name]
     case = make_case(m, k, n, "float16", (axis_size,))

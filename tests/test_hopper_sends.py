@@ -84,7 +84,7 @@ def test_the_columns_that_send_come_first(plan):
 
 def test_the_published_shape_shares_the_sends_of_a_row_among_all_columns():
     sends = plan_sends(PLANS["published"])
-    assert (sends.columns, sends.chunks, sends.signals, sends.lag) == (16, 4, 16, 8)
+    assert (sends.columns, sends.chunks, sends.signals, sends.lag) == (16, 8, 8, 4)
 
 
 @pytest.mark.parametrize(

@@ -198,11 +198,23 @@ def count_rounds(tiles: int, num_ctas: int, steps: int = 1) -> int:
 
 
 def rounds_span_steps(tiles: int, num_ctas: int, steps: int) -> bool:
-    """Whether rounds go on into the next step: where that saves a quarter of them. To save fewer is not worth the wait.
+    """Whether rounds go on into the next step.
+
+    With two rounds of tiles or more in a step, what the first CTAs of the next one need has been there for a round: so
+    it is done wherever it saves a round. With fewer tiles they wait for what is being sent, and it has to save a
+    quarter of the rounds.
 
     Args:
       tiles: of one step.
       num_ctas: how many work at the same time.
       steps: of the ring.
     """
-    return 4 * -(-steps * tiles // num_ctas) <= 3 * steps * -(-tiles // num_ctas)
+    spanning, separate = -(-steps * tiles // num_ctas), steps * -(-tiles // num_ctas)
+    if steps_follow_closely(tiles, num_ctas):
+        return 4 * spanning <= 3 * separate
+    return spanning < separate
+
+
+def steps_follow_closely(tiles: int, num_ctas: int) -> bool:
+    """Whether a step is so short that CTAs of the next one wait for what is being sent, if rounds span steps."""
+    return tiles < 2 * num_ctas

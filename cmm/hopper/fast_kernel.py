@@ -10,9 +10,9 @@ loaded for the product. Read that one first. Three things are different:
 - *Nobody waits for a whole step.* A row of tiles is announced in chunks of k. When a CTA begins step `i + 1`, the first
   chunks of its row have long been there, for they were sent at the beginning of step `i`.
 
-And where a step has too few tiles for all CTAs, *rounds span steps* (`cmm.hopper.rounds`): some CTAs begin with a tile
-of a later step while others are at the earlier ones. They follow these at the distance of a chunk or two. Chunks are
-short then.
+And where the last round of a step has too few tiles for all CTAs, *rounds span steps* (`cmm.hopper.rounds`): some CTAs
+begin with a tile of a later step while others are at the earlier ones. In a short step they follow these at the
+distance of a chunk or two. Chunks are short then.
 
 `cmm.hopper.sends` says who sends what. There is one semaphore for each chunk of each row of each step, `received`. Each
 CTA that has sent a part of a chunk signals the neighbour's once, when its part is complete in the neighbour's memory.
@@ -92,7 +92,7 @@ def plan_fast(lhs, rhs, axis_name, *, config: TuningConfig | None = None, dtype=
       ValueError, NotImplementedError: as `all_gather_lhs_matmul_fast` does.
     """
     plan, dtype = plan_ring("pallas_fast", lhs, rhs, axis_name, config=config, dtype=dtype)
-    if Rounds(plan, lax.axis_size(axis_name)).span_steps:
+    if Rounds(plan, lax.axis_size(axis_name)).steps_overlap:
         plan = with_short_chunks(plan)
     plan_sends(plan)  # Raises if chunks or lag do not fit.
     return plan, dtype

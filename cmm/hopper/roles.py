@@ -18,6 +18,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from cmm.hopper.config import MatmulDimension
 from cmm.hopper.marks import LOADER as LOADER, NO_MARKS
 from cmm.hopper.plan import Plan
+from cmm.hopper.wgmma import fence_registers
 
 NUM_WARPGROUPS = 3
 
@@ -120,6 +121,7 @@ def multiply_tiles(
                 stage = lax.rem(use, stages)
                 with marks.span("full", use):
                     plgpu.barrier_wait(full.at[stage])
+                fence_registers()
                 plgpu.wgmma(acc_ref, a_smem.at[stage, rows], b_smem.at[stage, :, columns])
                 if send is not None:
                     with marks.span("send", use):

@@ -10,7 +10,7 @@ import dataclasses
 
 from jax import lax
 
-from cmm.hopper.config import rounds_span_steps
+from cmm.hopper.config import rounds_span_steps, steps_follow_closely
 from cmm.hopper.plan import Plan
 
 
@@ -41,8 +41,13 @@ class Rounds:
 
     @property
     def span_steps(self) -> bool:
-        """Whether rounds go on into the next step: where that makes them much fewer."""
+        """Whether rounds go on into the next step: where that makes them fewer."""
         return rounds_span_steps(self.tiles, self.plan.num_ctas, self.axis_size)
+
+    @property
+    def steps_overlap(self) -> bool:
+        """Whether CTAs that are in the next step already wait for what others send in this one."""
+        return self.span_steps and steps_follow_closely(self.tiles, self.plan.num_ctas)
 
     def of_step(self, step) -> Plan:
         """Returns the tiles of one step, of which this CTA may have none."""

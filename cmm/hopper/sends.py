@@ -12,9 +12,9 @@ from jax import lax
 from cmm.hopper.config import MatmulDimension
 from cmm.hopper.plan import Plan
 
-_CHUNKS = (4, 3, 2)  # By preference. More are more signals, fewer are a longer wait for the first.
+_CHUNKS = (8, 4, 3, 2)  # By preference. More are more signals, fewer are a longer wait for the first.
 _PRODUCTS_OF_A_SHORT_CHUNK = (4, 3, 2)  # By preference.
-_LAG = 8
+_LAG = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +73,8 @@ class SendPlan:
 def with_short_chunks(plan: Plan) -> Plan:
     """Returns a plan with chunks of a few products, unless its configuration says something about chunks or lag.
 
-    With steps that share rounds (`cmm.hopper.rounds`), CTAs wait for the first chunk from the start of the kernel, so
-    it should come soon. Where each step has its rounds for itself, the first chunks have long been there.
+    Where steps overlap (`cmm.hopper.rounds`), CTAs wait for the first chunk from the start of the kernel, so it should
+    come soon. Elsewhere the first chunks have long been there.
     """
     config = plan.config
     if config.chunks is not None or config.signal_lag is not None:

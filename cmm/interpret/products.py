@@ -81,6 +81,13 @@ def _await_products(thread, n: int, where):
     thread.products = thread.products[len(old) :]
 
 
+@handles("wgmma.fence.sync.aligned")
+def _wgmma_fence(thread, op, values):
+    del op, values
+    yield thread.busy()
+    return []
+
+
 @handles("wgmma_wait")
 def _wgmma_wait(thread, op, values):
     del values

@@ -48,7 +48,7 @@ def _hopper_candidates(problem, device, steps=1):
 
 
 # Announcements of the fast kernel that are worth a try with the most promising tiles; see cmm.hopper.sends.
-_ANNOUNCEMENTS = ({"chunks": 2, "signal_lag": 8}, {"chunks": 8, "signal_lag": 4}, {"chunks": 4, "signal_lag": 4})
+_ANNOUNCEMENTS = ({"chunks": 2, "signal_lag": 8}, {"chunks": 4, "signal_lag": 8}, {"chunks": 16, "signal_lag": 4})
 _ANNOUNCEMENTS_FOR = 4
 
 
