@@ -153,12 +153,12 @@ def test_account_explains_what_kernels_take_longer(mesh):
     account = measure_account(_problem(mesh), mesh, ("naive", *KERNELS), rounds=8)
     print_account(Console(width=160), account)
     assert [method.name for method in account.methods] == ["gemm_only", "naive", *KERNELS], account.skipped
-    naive, readable, fast = account.methods[1:]
-    # The rest of the difference to GEMM only is at most 5 %; the fast kernel's difference is too small for that.
-    assert readable.kernel.share >= 0.95
-    assert abs(fast.kernel.rest_us.median) < 0.5
-    assert abs(naive.rest_us.median) < 0.05 * naive.wall_us.median
+    *_, readable, fast = account.methods
+    # What no term explains is at most 5 % of the call, and of the kernel little more than the spread of its times.
+    for method in account.methods:
+        assert abs(method.rest_us.median) < 0.05 * method.wall_us.median
     for method in (readable, fast):
+        assert abs(method.kernel.rest_us.median) < 0.02 * method.kernel_us.median
         assert method.kernel.clock_error_ns <= 100
         # Noting what happens must not change what happens.
-        assert abs(method.kernel.recording_us.median) < 1
+        assert abs(method.kernel.recording_us.median) < 0.02 * method.kernel_us.median

@@ -220,16 +220,17 @@ def _lower_auto(axis_size=8, m_shard=1024, dtype=jnp.float16, **options):
     )
 
 
-def test_auto_takes_the_kernel():
-    assert _lower_auto().count("mosaic_gpu_v2") == 1
+@pytest.mark.parametrize("m_shard", [128, 1024])
+def test_auto_takes_the_kernel(m_shard):
+    assert _lower_auto(m_shard=m_shard).count("mosaic_gpu_v2") == 1
 
 
 @pytest.mark.parametrize(
     "unfit",
-    [{"axis_size": 4}, {"m_shard": 1000}, {"dtype": jnp.float32}, {"precision": "highest"}],
-    ids=["the mesh does not hold all devices", "no tile divides the shape", "dtype", "precision is for the others"],
+    [{"axis_size": 4}, {"m_shard": 1000}, {"dtype": jnp.float32}, {"precision": "highest"}, {"m_shard": 64}],
+    ids=["the mesh does not hold all devices", "no tile divides the shape", "dtype", "precision", "too little work"],
 )
-def test_auto_takes_another_method_where_the_kernel_does_not_fit(unfit):
+def test_auto_takes_another_method_where_the_kernel_does_not_fit_or_pay(unfit):
     with pytest.raises(ValueError, match="the lowered program holds no Mosaic GPU kernel"):
         _lower_auto(**unfit)
 

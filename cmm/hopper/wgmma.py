@@ -1,19 +1,19 @@
 """How do products of a loop stay in flight? Each begins with a fence of its registers, or ptxas may wait after each.
 
-A product (`wgmma`) runs asynchronously, and adds to registers. Whoever touches these registers in between has to fence
-them (`wgmma.fence`) before the next product. Nobody does here: they hold the accumulator from the first product of a
-tile to the last, and products of one shape follow each other without a fence. Pallas therefore emits one fence, in front
-of the loop.
+A product (`wgmma`) runs asynchronously, and adds to registers. Whoever touches these registers in between has to
+fence them (`wgmma.fence`) before the next product. Nobody does so here: from the first product of a tile to its last
+they hold the accumulator, and products of one shape follow each other without a fence. So Pallas emits one fence, in
+front of the loop.
 
-But ptxas allots the registers, and at the head of a loop it may want a fence of its own. Inside of a branch that it
-cannot prove to be the same for all threads, such as "this warpgroup multiplies", it gives up, and serializes: it waits
-for each product before it starts the next. It says so (`MOSAIC_GPU_DUMP_PTXAS=1` shows it):
+But it is ptxas that allots the registers, and at the head of a loop it may want a fence of its own. Inside a branch
+that it cannot prove to be the same for all threads, such as "this warpgroup multiplies", it gives up, and serializes:
+it waits for each product before it starts the next. It says so where `MOSAIC_GPU_DUMP_PTXAS=1` is set:
 
     (C7520) Potential Performance Loss: wgmma.mma_async instructions are serialized due to program dependence on
     compiler-inserted WG.AR in divergent path
 
-Whether it does depends on code anywhere in the kernel. The fast kernel was hit where a step has more than one tile per
-CTA. A fence in the loop leaves ptxas nothing to insert.
+Whether it does depends on code anywhere in the kernel. It hit the fast kernel where a step has more than one tile for
+each CTA, and not while the kernel noted what it does. A fence in the loop leaves ptxas nothing to insert.
 
 Source: PTX ISA 9.0, "wgmma.fence"; messages and machine code of ptxas 13.0.
 """

@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 from cmm import devices, provenance
 from cmm.chain import chained
 from cmm.measure import Program, spread, wall_time_in_program_us
+from cmm.protocol import order_in_round
 from cmm.recording import make_mark
 from cmm.roofline import Problem
 from cmm.rungs import AXIS, GEMM_ONLY, RUNGS, in_shard_map
@@ -73,13 +74,14 @@ def measure_account(
     began, done, mark = time.monotonic(), 0, make_mark(mesh)
     while done < rounds and (done < _FEWEST_ROUNDS or time.monotonic() - began < budget_s):
         report(f"round {done + 1} of {rounds}", 0.4 + 0.6 * done / rounds)
+        in_order = [methods[place] for place in order_in_round(len(methods), done)]
         try:
-            walls_us = [_wall_us(method.program) for method in methods]
-            pieces = record_round(methods, around, mark, mesh.size)
+            walls_us = [_wall_us(method.program) for method in in_order]
+            pieces = record_round(in_order, around, mark, mesh.size)
         except Exception as error:
             skipped[f"round {done + 1}"] = f"{type(error).__name__}: {error}"
             walls_us = []
-        for method, wall_us in zip(methods, walls_us):
+        for method, wall_us in zip(in_order, walls_us):
             try:
                 method.rounds[done] = read_round(method, wall_us, pieces)
             except Exception as error:
@@ -95,7 +97,8 @@ def measure_account(
         versions=provenance.versions(),
         distribution="normal(0, 1)",
         protocol=(
-            f"{done} rounds, methods interleaved; {CALLS} calls on distinct operand pairs chained in a program, "
+            f"{done} rounds, methods interleaved in an order that changes by round; "
+            f"{CALLS} calls on distinct operand pairs chained in a program, "
             f"started {STARTS} times while recorded, one profile a round, the first start and the first call of each "
             "start not counted; the last start also from inside; "
             f"wall time: {_SHORT_STARTS} and "

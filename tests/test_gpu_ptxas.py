@@ -1,0 +1,57 @@
+"""What ptxas says about the Hopper kernels: no product waits for the one before, and no register is spilled.
+
+ptxas tells when kernels are compiled, in a process that was started with `MOSAIC_GPU_DUMP_PTXAS=1`. So this file is
+also the program of that process. One GPU is enough: it is its own neighbour, as in `test_gpu_loopback.py`.
+"""
+
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from cmm import devices, hopper
+
+pytestmark = pytest.mark.gpu
+
+# One tile of a step for each CTA, two, and rounds that span steps: each makes other loops of the kernel.
+SHAPES = [(1024, 4096, 4096), (2048, 4096, 4096), (2048, 4096, 7168), (128, 4096, 4096)]
+SERIALIZED, SPILLED = "wgmma.mma_async instructions are serialized", "bytes spill stores"
+
+
+def test_products_are_not_serialized_and_registers_not_spilled():
+    gpu = devices.find_devices()[0]
+    if not getattr(gpu, "compute_capability", "").startswith("9."):
+        pytest.skip(f"needs a Hopper GPU, found {gpu.device_kind}")
+    child = subprocess.run(
+        [sys.executable, __file__],
+        env=os.environ | {"MOSAIC_GPU_DUMP_PTXAS": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    said = child.stdout + child.stderr
+    assert child.returncode == 0, said[-3000:]
+    assert said.count("Compiling entry function") >= 3 * len(SHAPES), said[-3000:]
+    assert SERIALIZED not in said
+    spills = [line for line in said.splitlines() if SPILLED in line and "0 bytes spill stores" not in line]
+    assert not spills, spills
+
+
+def _compile_all():
+    from test_gpu_loopback import MODULES, loop_back, looped_kernel
+
+    gpu = devices.find_devices()[0]
+    for m, k, n in SHAPES:
+        lhs, rhs = (jax.device_put(jnp.zeros(shape, "float16"), gpu) for shape in ((m, k), (k, n)))
+        jax.block_until_ready(jax.jit(hopper.matmul)(lhs, rhs))
+        for method, module in MODULES.items():
+            with pytest.MonkeyPatch.context() as patch:
+                loop_back(module, patch, steps=2)
+                jax.block_until_ready(looped_kernel(method, gpu, 2, m, k, n, "float16")[0](lhs, rhs))
+
+
+if __name__ == "__main__":
+    _compile_all()
