@@ -71,9 +71,10 @@ def all_gather_matmul(lhs, rhs, axis_name, *, method="auto", dtype=None, precisi
       rhs: `[k, n_shard]`, this device's columns of the weights; same dtype.
       axis_name: mesh axis over which the rows of the activations are sharded.
       method: "auto", or a key of `cmm.METHODS`. "auto" takes "pallas_fast" on Hopper GPUs where operands and mesh are
-        fit for it and a step has work enough, and "naive" otherwise. As XLA compiles it by default, the ring was slower than "naive" on every GPU
-        measured so far, because NCCL's transfers wait for the matmul to free the multiprocessors: see
-        `cmm.COPY_ENGINE_OPTIONS`. "pallas" and "pallas_fast" insist on a kernel and say why it cannot run.
+        fit for it and a step has work enough, and "naive" otherwise. As XLA compiles it by default, the ring was
+        slower than "naive" on every GPU measured so far, because NCCL's transfers wait for the matmul to free the
+        multiprocessors: see `cmm.COPY_ENGINE_OPTIONS`. "pallas" and "pallas_fast" insist on a kernel and say why it
+        cannot run.
       dtype: dtype of the result, by default that of `lhs`. Accumulation is in float32.
       precision: as in `jax.lax.dot`. By default float32 operands are multiplied in full float32. Kernels take none.
 
@@ -99,7 +100,7 @@ def all_gather_matmul(lhs, rhs, axis_name, *, method="auto", dtype=None, precisi
 
 
 def _kernel_pays(lhs, rhs, axis_name, dtype) -> bool:
-    """Whether these operands, mesh and GPUs are fit for the kernels, as far as can be known before, and large enough."""
+    """Whether operands, mesh and GPUs are fit for the kernels, as far as is known before, and there is work enough."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.abstract_device is None or mesh.abstract_device.platform not in ("gpu", "cuda"):
         return False

@@ -5,11 +5,17 @@ import pathlib
 import sys
 
 from cmm.bench.suites_report import beyond_published, markdown_beyond
-from cmm.report import markdown_ladder, markdown_local, markdown_published, replace_between_markers
+from cmm.report import (
+    markdown_headline,
+    markdown_ladder,
+    markdown_local,
+    markdown_published,
+    replace_between_markers,
+)
 from cmm.results import Run, load_all
 
-# Between these markers stand runs of other shapes, and of one GPU. A README without them has no such table.
-_BEYOND, _LOCAL = "beyond the published shape", "local product"
+# Between these markers stand one sentence, runs of other shapes, and of one GPU. A README without them has none.
+_HEADLINE, _BEYOND, _LOCAL = "headline", "beyond the published shape", "local product"
 
 
 def updated(text: str, runs: list[Run]) -> str:
@@ -29,6 +35,8 @@ def updated(text: str, runs: list[Run]) -> str:
         raise ValueError("No recorded run has the shapes and dtype of the published table.")
     text = replace_between_markers(text, "measured ladder", markdown_ladder(ladder))
     text = replace_between_markers(text, "published ladder", markdown_published())
+    if f"<!-- {_HEADLINE} -->" in text:
+        text = replace_between_markers(text, _HEADLINE, markdown_headline(ladder))
     if f"<!-- {_LOCAL} -->" in text:
         text = replace_between_markers(text, _LOCAL, markdown_local(local))
     if f"<!-- {_BEYOND} -->" in text:

@@ -28,6 +28,10 @@ HEADER = (
     "wall alone, µs",
 )
 
+# What the README begins with: the method, and by name what it is compared with.
+_HEADLINE = "pallas_fast"
+_BESIDE_HEADLINE = {"naive": "Gathering first, by NCCL and cuBLAS, takes", "jax_example": "JAX's example kernel takes"}
+
 
 def ladder_rows(run: Run) -> list[tuple[str, ...]]:
     """Returns one row of text per method of `run` and per program of its peers, in the order of `HEADER`.
@@ -113,6 +117,27 @@ def peers_note(run: Run) -> str:
     """Returns a sentence that says what the ratios of peers are relative to, where there are peers; else nothing."""
     measured = [peer.title for peer in run.peers if has_times(peer)]
     return f"In processes of their own, with ratios to their own GEMM only: {'; '.join(measured)}." if measured else ""
+
+
+def markdown_headline(runs: list[Run]) -> str:
+    """Returns in two sentences what the fastest kernel takes, on most GPUs that it was measured on; else nothing.
+
+    Ratios are those of call times to GEMM only.
+    """
+    shown = lambda run, name: next((r for r in run.methods if r.name == name and has_times(r) and r.call_time_us), None)
+    run = max((run for run in runs if shown(run, _HEADLINE)), key=lambda run: run.problem.axis_size, default=None)
+    if run is None or is_wrong(run, shown(run, _HEADLINE)):
+        return ""
+    roof, kernel = run.method(run.gemm_only), shown(run, _HEADLINE)
+    times = lambda result: f"{result.call_time_us.median:.0f} µs ({result.ratio_to_gemm_only.median:.2f} times)"
+    others = [(words, shown(run, name)) for name, words in _BESIDE_HEADLINE.items()]
+    p, device = run.problem, run.machine["device_kind"].replace("NVIDIA ", "")
+    operands = f"{p.m_shard} × {p.k} activations and {p.k} × {p.n_shard} weights"
+    call = f"{kernel.call_time_us.median:.0f} µs, {kernel.ratio_to_gemm_only.median:.2f} times the product alone"
+    where = f"On {p.axis_size} {device} GPUs, {p.dtype}, with {operands} on each"
+    first = f"{where}, a call of the fast kernel takes **{call}**"
+    beside = "; ".join(f"{words} {times(result)}" for words, result in others if result)
+    return f"{first} ({roof.call_time_us.median:.0f} µs). {beside}." if beside else f"{first}."
 
 
 def markdown_ladder(runs: list[Run]) -> str:
