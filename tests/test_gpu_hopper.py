@@ -25,11 +25,14 @@ from cmm.hopper import (
     TuningConfig,
     all_gather_lhs_matmul,
     all_gather_lhs_matmul_fast,
+    default_config,
     fast_kernel,
     matmul,
     ring_kernel,
     roles,
 )
+from cmm.hopper.plan import Plan, enough_ctas
+from cmm.hopper.rounds import Rounds
 from cmm.hopper.tuned import tuned_config
 from cmm.roofline import Problem
 
@@ -239,6 +242,15 @@ def test_shapes_near_multiples_of_tiles(hoppers, method):
         elif len(right) < 3:
             _calls(_door(method), mesh, problem, method).check(10)
             right.append(shape)
+
+
+def test_rounds_that_span_long_steps(hoppers):
+    mesh, (m, k, n) = devices.ring_mesh(hoppers), (1024, 1024, 9216)  # 288 tiles in a step, on 132 multiprocessors.
+    core_count = hoppers[0].core_count
+    config = default_config(m, n, k, "float16", core_count, mesh.size)
+    plan = Plan(m, n, k, config, enough_ctas(m, n, config, core_count, mesh.size))
+    assert Rounds(plan, mesh.size).span_steps, "choose a shape whose last round is half empty"
+    _calls(_door("pallas_fast"), mesh, Problem(mesh.size, m, k, n, "float16"), "pallas_fast").check(100)
 
 
 @each_method
