@@ -4,18 +4,21 @@ Comparisons with NCCL + cuBLAS use call times, comparisons between kernels and w
 the median of ratios within a round, with its 10th and 90th percentile. A difference inside this spread is none.
 """
 
+import re
 from collections.abc import Sequence
 
 from cmm.bench.merge import ratio
-from cmm.dispatch import METHODS
 from cmm.report import has_times, is_roof, is_wrong, markdown_row, spread_text
-from cmm.results import MethodResult, Run
+from cmm.results import NOT_ASKED_FOR, Run
 from cmm.roofline import Problem, published_problem
 
 RATIO_HEADER = ("method", "kernel time / GEMM only", "call time / GEMM only", "call time / NCCL + cuBLAS")
+# What `method="auto"` takes where the kernels fit (see `cmm.dispatch`).
+AUTO_KERNEL = "pallas_fast"
 _BASELINE = "naive"
 _LEAST_FOR_SWEEP = 3
 _MARK = "*"
+_UNFIT, _UNMEASURED = "none fits", "not measured"
 
 
 def ratio_rows(run: Run) -> list[tuple[str, ...]]:
@@ -69,16 +72,6 @@ def fastest(run: Run) -> list[str]:
     return list(dict.fromkeys((first, *ties)))
 
 
-def best_kernel(run: Run) -> MethodResult | None:
-    """Returns the kernel of this package with the shortest kernel time among right ones, if there is one."""
-    kernels = [
-        result
-        for result in run.methods
-        if result.name in METHODS and METHODS[result.name].needs_hopper and _is_comparable(run, result)
-    ]
-    return min((k for k in kernels if k.kernel_time_us), key=lambda k: k.kernel_time_us.median, default=None)
-
-
 def beyond_published(runs: Sequence[Run]) -> list[Run]:
     """Returns the measured runs whose shapes are not those of the published table, smallest products first."""
     shape = lambda p: (p.m_shard, p.k, p.n_shard)
@@ -87,23 +80,44 @@ def beyond_published(runs: Sequence[Run]) -> list[Run]:
 
 
 def markdown_beyond(runs: Sequence[Run]) -> str:
-    """Returns a compact Markdown table with a row per run, and how they were measured; nothing without runs."""
+    """Returns a compact Markdown table with a row per run, and how they were measured; nothing without runs.
+
+    The kernel in it is the one that `method="auto"` takes, whether another was faster or not.
+    """
     if not runs:
         return ""
-    header = ("dtype, per GPU M × K × N", "GPUs", "GEMM only, kernel µs", "NCCL + cuBLAS, call µs")
-    header += ("best kernel", "kernel µs", "call µs", "kernel / GEMM only", "call / NCCL + cuBLAS")
-    lines = [markdown_row(header), markdown_row(["---", "---:", "---:", "---:", "---"] + ["---:"] * 4)]
-    lines += [markdown_row(_beyond_cells(run)) for run in runs]
-    lead = "Other shapes. Ratios are medians of ratios within a round (10th to 90th percentile)."
-    how = dict.fromkeys(map(_how_measured, runs))
-    return "\n".join(
-        [lead, "", *lines, "", "<details><summary>How and where measured</summary>", "", *how, "", "</details>"]
-    )
+    dtypes = {run.problem.dtype for run in runs}
+    sizes = shape_text if len(dtypes) > 1 else _sizes
+    header = ("M × K × N per GPU", "GPUs", "GEMM only, kernel µs", "fast kernel, kernel µs", "kernel / GEMM only")
+    header += ("NCCL + cuBLAS, call µs", "fast kernel, call µs", "ratio of calls", "ratio of walls in a program")
+    rows = [(sizes(run.problem), *_beyond_cells(run)) for run in runs]
+    lines = [markdown_row(header), markdown_row(["---"] + ["---:"] * (len(header) - 1)), *map(markdown_row, rows)]
+    how = [_how_measured(group, with_dtype=len(dtypes) > 1) for group in _measured_together(runs)]
+    details = ["<details><summary>How and where measured</summary>", "", *how, "", "</details>"]
+    return "\n".join([_beyond_lead(dtypes, rows), "", *lines, "", *details])
 
 
 def shape_text(problem: Problem) -> str:
     """Returns dtype and sizes per device in a few characters."""
-    return f"{problem.dtype}, {problem.m_shard} × {problem.k} × {problem.n_shard}"
+    return f"{problem.dtype}, {_sizes(problem)}"
+
+
+def where_text(run: Run) -> str:
+    """Returns on which devices, with which JAX and data, and on which day a run was measured."""
+    devices = f"{run.problem.axis_size} x {run.machine['device_kind']}"
+    return f"{devices}, JAX {run.versions['jax']}, {run.distribution}, {run.date}"
+
+
+def shared_protocol(protocols: Sequence[str]) -> str:
+    """Returns what all of these protocols say (see `cmm.protocol.Protocol.in_words`), without what differs."""
+    clauses = [protocol.split("; ") for protocol in protocols]
+    if len({len(of_one) for of_one in clauses}) > 1:
+        return "; ".join(clause for clause in clauses[0] if all(clause in of_one for of_one in clauses))
+    return "; ".join(filter(None, map(_shared_parts, zip(*clauses))))
+
+
+def _sizes(problem) -> str:
+    return f"{problem.m_shard} × {problem.k} × {problem.n_shard}"
 
 
 def _is_comparable(run, result) -> bool:
@@ -134,21 +148,70 @@ def _sweep_cell(run, result) -> str:
     return f"{result.call_time_us.median:.0f}{kernel}{wrong}"
 
 
+def _beyond_lead(dtypes, rows) -> str:
+    where = f"Other shapes, {min(dtypes)}" if len(dtypes) == 1 else "Other shapes"
+    lead = (
+        f"{where}: the fast kernel against all-gather + matmul (NCCL + cuBLAS). Times are medians over rounds; ratios "
+        "are medians of ratios within a round (10th to 90th percentile). Below 1 the fast kernel takes less time."
+    )
+    if any(_UNFIT in row for row in rows):
+        lead += f' Where no kernel fits ("{_UNFIT}"), and in steps of few FLOPs, `method="auto"` takes all-gather + matmul.'
+    return lead
+
+
 def _beyond_cells(run) -> list[str]:
     by_name = {result.name: result for result in run.methods}
-    roof, baseline, kernel = by_name[run.gemm_only], by_name.get(_BASELINE), best_kernel(run)
-    cells = [shape_text(run.problem), str(run.problem.axis_size)]
+    roof, baseline, kernel = by_name[run.gemm_only], by_name.get(_BASELINE), by_name.get(AUTO_KERNEL)
+    cells = [str(run.problem.axis_size)]
     cells.append(f"{roof.kernel_time_us.median:.0f}" if roof.kernel_time_us else "not recorded")
     measured = baseline is not None and has_times(baseline) and not baseline.is_incomplete
-    cells.append(
-        spread_text(baseline.call_time_us) + " WRONG" * is_wrong(run, baseline) if measured else "not measured"
-    )
-    if kernel is None:
-        return cells + ["none ran"] + [""] * 4
-    cells += [kernel.title, f"{kernel.kernel_time_us.median:.0f}", spread_text(kernel.call_time_us)]
-    return cells + [_ratio_text(kernel.kernel_ratio_to_gemm_only), _ratio_text(ratio(run, kernel.name, _BASELINE))]
+    gathered = f"{baseline.call_time_us.median:.0f}" + " WRONG" * is_wrong(run, baseline) if measured else _UNMEASURED
+    if kernel is None or not _is_comparable(run, kernel):
+        return [*cells, _why_no_times(run, kernel), "", gathered, "", "", ""]
+    kernel_us = f"{kernel.kernel_time_us.median:.0f}" if kernel.kernel_time_us else "not recorded"
+    ratios = (ratio(run, AUTO_KERNEL, _BASELINE, kind) for kind in ("call_us", "wall_in_program_us"))
+    own = [f"{kernel.call_time_us.median:.0f}", *map(_ratio_text, ratios)]
+    return [*cells, kernel_us, _ratio_text(kernel.kernel_ratio_to_gemm_only), gathered, *own]
 
 
-def _how_measured(run) -> str:
-    where = f"{run.problem.axis_size} x {run.machine['device_kind']}, JAX {run.versions['jax']}, {run.distribution}"
-    return f"- {where}, {run.date}. {run.protocol}. Command: `{run.command}`."
+def _why_no_times(run, kernel) -> str:
+    if kernel is not None and is_wrong(run, kernel):
+        return "WRONG"
+    # Left out by choice, or its record lacks kernels. Else it was skipped because shapes or GPUs are not fit for it.
+    if kernel is None or has_times(kernel) or kernel.reason == NOT_ASKED_FOR:
+        return _UNMEASURED
+    return _UNFIT
+
+
+def _measured_together(runs) -> list[list[Run]]:
+    """Returns the groups of runs that one place, day and command, rows apart, has in common."""
+    groups: dict[tuple, list[Run]] = {}
+    for run in runs:
+        about = (where_text(run), *run.machine.items(), *run.versions.items(), run.processes, run.quick)
+        groups.setdefault((*about, _any_rows(run.command)), []).append(run)
+    return list(groups.values())
+
+
+def _any_rows(command) -> str:
+    return re.sub(r"(--m-shard) \d+", r"\1 M", command)
+
+
+def _how_measured(runs, with_dtype) -> str:
+    rows: dict[tuple, list[str]] = {}
+    for run in runs:
+        p = run.problem
+        rows.setdefault((f"{p.dtype}, " if with_dtype else "", p.k, p.n_shard), []).append(str(p.m_shard))
+    shapes = "; ".join(f"{dtype}{', '.join(m)} × {k} × {n}" for (dtype, k, n), m in rows.items())
+    protocols = [run.protocol for run in runs]
+    protocol = shared_protocol(protocols)
+    rest = " What differs by shape is in `figures/data`." if any(one != protocol for one in protocols) else ""
+    is_same = len({run.command for run in runs}) == 1
+    command = runs[0].command if is_same else _any_rows(runs[0].command)
+    return f"- {shapes}: {where_text(runs[0])}. {protocol}.{rest} Command: `{command}`."
+
+
+def _shared_parts(clauses) -> str:
+    split = [re.split(r"(: |, )", clause) for clause in clauses]
+    texts, marks = split[0][::2], [*split[0][1::2], ""]
+    kept = [(text, mark) for text, mark in zip(texts, marks, strict=True) if all(text in one[::2] for one in split)]
+    return "".join(text + mark for text, mark in kept[:-1]) + "".join(text for text, _ in kept[-1:])

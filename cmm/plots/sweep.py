@@ -1,12 +1,10 @@
-"""From how many rows on does a kernel pay? Call time and kernel time of every method against rows per device."""
+"""How do times grow with the rows per device? The figure of all methods, with shading up to where the kernel pays."""
 
 from collections.abc import Iterator, Sequence
 
 from matplotlib.ticker import NullFormatter, NullLocator
 
-from cmm.bench.merge import ratio
-from cmm.bench.suites_report import sweeps
-from cmm.dispatch import METHODS
+from cmm.bench.suites_report import AUTO_KERNEL, sweeps
 from cmm.plots.palette import (
     ACCENT,
     CAPTION_SIZE,
@@ -21,24 +19,30 @@ from cmm.plots.palette import (
     tint,
 )
 from cmm.plots.shapes import MARGIN, axes_at, heading, page
-from cmm.report import is_roof, is_wrong
-from cmm.results import MethodResult, Run
+from cmm.plots.sweep_records import BASELINE, PANELS, sweep_data
+from cmm.results import Run
 from cmm.roofline import published_problem
 
-_BASELINE = "naive"
-_PANELS = {"call_us": "Call", "kernel_us": "Matmul kernels alone"}
-_LEFT, _GAP, _RIGHT, _HEIGHT, _BELOW = MARGIN + 0.55, 0.35, 0.3, 3.3, 0.55
+_Y_LABELS = {
+    "call_us": "call time, µs",
+    "wall_in_program_us": "wall time, µs",
+    "wall_us": "wall time, µs",
+    "kernel_us": "kernel time, µs",
+}
+# In inches. Panels stand in rows of two; the numbers and the name of the horizontal axis stand below the lowest.
+_COLUMNS, _LEFT, _COLUMN_GAP, _RIGHT = 2, MARGIN + 0.6, 0.85, 0.2
+_PANEL_HEIGHT, _ROW_GAP, _BELOW, _ABOVE = 2.6, 0.5, 0.6, 0.3
 _KEY_LINE, _KEY_COLUMNS = 0.23, 3
 # Colour, marker and width. Markers differ too, so that no line depends on its colour.
 _LOOKS = {
     "gemm_only": (INK, None, 1.6),
     "gemm_only_torch": (MUTED, None, 1.6),
-    _BASELINE: (NEUTRAL, "s", 2.2),
+    BASELINE: (NEUTRAL, "s", 2.2),
     "ring": (DEVICE_COLORS[1], "^", 1.4),
     "ring_bidirectional": (DEVICE_COLORS[3], "v", 1.4),
     "ring_copy_engines": (DEVICE_COLORS[2], "D", 1.4),
     "pallas": (DEVICE_COLORS[4], "P", 1.4),
-    "pallas_fast": (ACCENT, "o", 2.8),
+    AUTO_KERNEL: (ACCENT, "o", 2.8),
     "jax_example": (DEVICE_COLORS[5], "X", 1.4),
 }
 _OTHER_LOOK = (DEVICE_COLORS[6], "*", 1.4)
@@ -61,114 +65,23 @@ def sweep_groups(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
             yield (name if is_usual else f"{name}_k{p.k}_n{p.n_shard}_{p.dtype}"), group
 
 
-def sweep_data(runs: Sequence[Run]) -> dict:
-    """Returns what `draw_sweep` draws.
-
-    Results that are wrong, incomplete or missing are left out. `crossing` compares the call times of a kernel, the one
-    with the shortest call in the last run, with gathering first: `below_rows` are the most rows with which the kernel
-    is not faster beyond the spread, and `from_rows` the next more that were measured.
-
-    Args:
-      runs: runs on GPUs that differ only in their rows per device, fewest rows first.
-
-    Raises:
-      ValueError: there is no run, or a run is simulated.
-    """
-    if not runs or any(run.simulated for run in runs):
-        raise ValueError("The figure needs runs that were measured on GPUs.")
-    found = {result.name: result for run in runs for result in run.methods if _is_right(run, result)}
-    titles = {name: result.title for name, result in found.items()}
-    about = lambda name: {"name": name, "title": titles[name], "is_roof": is_roof(found[name])}
-    p = runs[0].problem
-    return {
-        "axis_size": p.axis_size,
-        "k": p.k,
-        "n_shard": p.n_shard,
-        "dtype": p.dtype,
-        "rows": [run.problem.m_shard for run in runs],
-        "methods": [about(name) | _points(runs, name) for name in titles],
-        "crossing": _crossing(runs, titles),
-        "sources": list(dict.fromkeys(run.caption() for run in runs)),
-    }
-
-
-def _is_right(run: Run, result: MethodResult) -> bool:
-    measured = result.status == "measured" and result.call_time_us is not None
-    return measured and not result.is_incomplete and not is_wrong(run, result)
-
-
-def _result(run: Run, name: str) -> MethodResult | None:
-    return next((result for result in run.methods if result.name == name and _is_right(run, result)), None)
-
-
-def _points(runs, name) -> dict:
-    """Returns rows, median, 10th and 90th percentile of both times of a method."""
-    points: dict[str, list] = {kind: [] for kind in _PANELS}
-    for run in runs:
-        if result := _result(run, name):
-            for kind, time in zip(_PANELS, (result.call_time_us, result.kernel_time_us), strict=True):
-                if time is not None:
-                    points[kind].append([run.problem.m_shard, time.median, time.p10, time.p90])
-    return points
-
-
-def _crossing(runs, titles) -> dict | None:
-    """Returns the comparison that `sweep_data` describes; `None` where nothing can be compared."""
-    kernels = [name for name in titles if name in METHODS and METHODS[name].needs_hopper]
-    last = runs[-1]
-    there = [name for name in kernels if _result(last, name)]
-    if not there:
-        return None
-    kernel = min(there, key=lambda name: _result(last, name).call_time_us.median)
-    faster = [(run.problem.m_shard, _is_faster(run, kernel)) for run in runs]
-    faster = [(rows, yes) for rows, yes in faster if yes is not None]
-    if not faster:
-        return None
-    not_yet = [rows for rows, yes in faster if not yes]
-    after = [rows for rows, yes in faster if yes and rows > max(not_yet, default=0)]
-    return {
-        "kernel": kernel,
-        "title": titles[kernel],
-        "below_rows": max(not_yet, default=None),
-        "from_rows": min(after, default=None),
-    }
-
-
-def _is_faster(run, kernel) -> bool | None:
-    """Whether the kernel's call is shorter beyond the spread; `None` if one of the two was not measured."""
-    own, other = _result(run, kernel), _result(run, _BASELINE)
-    if own is None or other is None:
-        return None
-    found = ratio(run, kernel, _BASELINE)
-    return found.p90 < 1 if found else own.call_time_us.p90 < other.call_time_us.p10
-
-
 @styled
 def draw_sweep(runs: Sequence[Run]):
-    """Draws call time and kernel time of every method against rows per device, and where a kernel begins to pay.
+    """Draws every kind of time of every method against rows per device, and up to where the kernel does not pay.
 
-    Args, Raises: as `sweep_data`.
+    Args, Raises: as `cmm.plots.sweep_records.sweep_data`.
 
     Returns:
-      A `matplotlib.figure.Figure`. Points are medians, whiskers 10th to 90th percentile over rounds.
+      A `matplotlib.figure.Figure`. Points are medians, whiskers 10th to 90th percentile over rounds. A kind of time
+      that no run has recorded has no panel.
     """
     data = sweep_data(runs)
     key = _KEY_LINE * -(-len(data["methods"]) // _KEY_COLUMNS)
-    fig, bottom = page(_HEIGHT + _BELOW + key + 0.3, _message(data), _caption(data))
-    width = (WIDTH - _LEFT - _GAP - _RIGHT) / 2
-    values = [point[i] for m in data["methods"] for kind in _PANELS for point in m[kind] for i in (1, 2, 3)]
-    limits = (0.8 * min(values), 1.25 * max(values))
+    row_count = -(-len(data["panels"]) // _COLUMNS)
+    body = row_count * _PANEL_HEIGHT + (row_count - 1) * _ROW_GAP
+    fig, bottom = page(key + _BELOW + body + _ABOVE, _message(data), _caption(data))
     low = bottom + key + _BELOW
-    axes = []
-    for number, (kind, name) in enumerate(_PANELS.items()):
-        place = (_LEFT + number * (width + _GAP), low, width, _HEIGHT)
-        ax = axes_at(fig, *place, xscale="log", yscale="log", ylim=limits)
-        _dress(ax, data["rows"], name, with_unit=number == 0)
-        for method in data["methods"]:
-            _draw_method(ax, method, kind)
-        axes.append(ax)
-    if data["crossing"]:
-        _mark_crossing(axes[0], data["crossing"])
+    axes = [_panel(fig, data, number, low) for number in range(len(data["panels"]))]
     handles, names = axes[0].get_legend_handles_labels()
     place = {"loc": "upper left", "bbox_to_anchor": (_LEFT / WIDTH, (bottom + key + 0.05) / fig.get_figheight())}
     look = {"frameon": False, "fontsize": SMALL_SIZE, "borderaxespad": 0, "borderpad": 0, "handlelength": 2.6}
@@ -176,8 +89,25 @@ def draw_sweep(runs: Sequence[Run]):
     return fig
 
 
-def _dress(ax, rows, name, with_unit):
-    ax.set_xlim(rows[0] / 1.2, rows[-1] * 1.2)
+def _panel(fig, data, number, low):
+    """Draws one kind of time. All panels have the same limits, so that they can be compared."""
+    kind = data["panels"][number]
+    row, column = divmod(number, _COLUMNS)
+    rows_below = (len(data["panels"]) - 1) // _COLUMNS - row
+    width = (WIDTH - _LEFT - _RIGHT - (_COLUMNS - 1) * _COLUMN_GAP) / _COLUMNS
+    left, bottom = _LEFT + column * (width + _COLUMN_GAP), low + rows_below * (_PANEL_HEIGHT + _ROW_GAP)
+    values = [point[i] for m in data["methods"] for kind in data["panels"] for point in m[kind] for i in (1, 2, 3)]
+    limits = {"ylim": (0.8 * min(values), 1.25 * max(values)), "xlim": (data["rows"][0] / 1.2, data["rows"][-1] * 1.2)}
+    ax = axes_at(fig, left, bottom, width, _PANEL_HEIGHT, xscale="log", yscale="log", **limits)
+    _dress(ax, data["rows"], kind, is_lowest=number + _COLUMNS >= len(data["panels"]))
+    for method in data["methods"]:
+        _draw_method(ax, method, kind)
+    if crossing := data["crossings"].get(kind):
+        _mark_crossing(ax, crossing)
+    return ax
+
+
+def _dress(ax, rows, kind, is_lowest):
     # With many sizes there is room for the number of every second one.
     every = 2 if len(rows) > 6 else 1
     ax.set_xticks(rows, [str(size) if (len(rows) - 1 - i) % every == 0 else "" for i, size in enumerate(rows)])
@@ -186,12 +116,12 @@ def _dress(ax, rows, name, with_unit):
     ax.yaxis.set_minor_formatter(NullFormatter())
     ax.grid(axis="y", color=RULE, linewidth=0.8)
     ax.set_axisbelow(True)
-    ax.set_xlabel("M: rows of A per device")
-    if with_unit:
-        ax.set_ylabel("time, µs")
+    if is_lowest:
+        ax.set_xlabel("M: rows of A per device")
     else:
-        ax.tick_params(axis="y", labelleft=False)
-    heading(ax, 0, 1.04, name, transform=ax.transAxes, size=SMALL_SIZE + 1)
+        ax.tick_params(axis="x", labelbottom=False)
+    ax.set_ylabel(_Y_LABELS[kind])
+    heading(ax, 0, 1.04, PANELS[kind][1], transform=ax.transAxes, size=SMALL_SIZE + 1)
 
 
 def _draw_method(ax, method, kind):
@@ -199,7 +129,8 @@ def _draw_method(ax, method, kind):
     rows, median, p10, p90 = zip(*method[kind]) if method[kind] else ((),) * 4
     look = {"dashes": (4, 2.5)} if method["is_roof"] else {}
     look |= {"color": color, "marker": marker, "linewidth": width, "markersize": 5.5, "markeredgecolor": INK}
-    ax.plot(rows, median, label=method["title"], gid=f"{kind}-{method['name']}", markeredgewidth=0.5, zorder=4, **look)
+    look["zorder"] = 5 if method["name"] == AUTO_KERNEL else 4
+    ax.plot(rows, median, label=method["title"], gid=f"{kind}-{method['name']}", markeredgewidth=0.5, **look)
     ax.vlines(rows, p10, p90, color=INK, linewidth=1, zorder=3)
 
 
@@ -211,35 +142,48 @@ def _mark_crossing(ax, crossing):
     ax.axvspan(ax.get_xlim()[0], below, color=tint(DEVICE_COLORS[5], 0.16), linewidth=0, zorder=0, gid="not-faster")
     if first is not None:
         ax.axvspan(below, first, color=tint(DEVICE_COLORS[5], 0.07), linewidth=0, zorder=0, gid="crossing")
-    text = f"M of {below} and less:\nnot faster than\ngathering first"
+    text = f"M ≤ {below}: not reliably faster\nthan gathering first"
     place = {"transform": ax.get_xaxis_transform(), "size": CAPTION_SIZE, "ha": "left", "va": "top", "zorder": 6}
-    ax.text(ax.get_xlim()[0] * 1.08, 0.98, text, linespacing=1.3, **place)
+    ax.text(ax.get_xlim()[0] * 1.08, 0.88, text, linespacing=1.3, **place)
 
 
 def _message(data) -> str:
-    crossing = data["crossing"]
-    if not crossing:
-        return "Call and kernel time against rows per device"
-    title = crossing["title"][0].upper() + crossing["title"][1:]
-    if crossing["from_rows"] is None:
-        return f"{title}: not faster than gathering first"
-    if crossing["below_rows"] is None:
-        return f"{title}: faster than gathering first wherever it ran"
-    return f"{title}: faster than gathering first from M = {crossing['from_rows']} on"
+    on_gpu, in_program = (_pays_where(data["crossings"][kind]) for kind in ("call_us", "wall_in_program_us"))
+    if not (on_gpu or in_program):
+        return "Times of a call against rows per device"
+    if on_gpu == in_program:
+        return f"Fast kernel beats gathering first at {on_gpu}, on the GPU and in a program"
+    places = ((on_gpu, "on the GPU"), (in_program, "in a program"))
+    return "Fast kernel beats gathering first at " + ", ".join(f"{at} {where}" for at, where in places if at)
+
+
+def _pays_where(crossing) -> str:
+    if crossing is None:
+        return ""
+    return "no M" if crossing["from_rows"] is None else f"M ≥ {crossing['from_rows']}"
 
 
 def _caption(data) -> str:
     where = f"D={data['axis_size']}, {data['dtype']}, per device K={data['k']} N={data['n_shard']}"
     lines = [
-        f"{where}. Points: medians over rounds; whiskers: 10th to 90th percentile. Dashed: "
-        "activations that are already gathered.",
+        f"{where}. Points: medians over rounds; whiskers: 10th to 90th percentile. Dashed: activations that are "
+        "already gathered.",
     ]
-    if data["crossing"]:
+    if "wall_in_program_us" in data["panels"]:
+        lines.append("Wall time in a program: per call, where one program holds several calls.")
+    if any(data["crossings"].values()):
         lines.append(
-            "Faster: of the ratios of call times within a round, 90 % are below 1. Between measured M nothing is known."
+            "Reliably faster: the fast kernel takes less time than gathering first in 90 % of the rounds. Between "
+            "measured M nothing is known."
         )
-    first, last = data["sources"][0], len(data["sources"])
-    lines.append(
-        f"Measured: {first}" + (f"; the other {last - 1} runs are named in the figure's data." if last > 1 else ".")
-    )
+    for single in data["single_processes"]:
+        rounds = f" of {single['rounds']} rounds" if single["rounds"] else ""
+        lines.append(f"Less certain, one process{rounds}: {_rows_text(single['rows'])}.")
+    for method in data["not_searched"]:
+        lines.append(f"{method['title']} ran with a setting that was not searched for {_rows_text(method['rows'])}.")
+    lines.append(f"Measured: {'; '.join(data['where'])}.")
     return "\n".join(lines)
+
+
+def _rows_text(rows) -> str:
+    return f"M = {', '.join(map(str, rows))}"

@@ -1,0 +1,119 @@
+"""From how many rows on is the fast kernel faster than gathering first? What the records of a sweep say, by panel."""
+
+from collections.abc import Sequence
+
+from cmm.bench.merge import ratio
+from cmm.bench.suites_report import AUTO_KERNEL, where_text
+from cmm.report import is_roof, is_wrong
+from cmm.results import MethodResult, Run, Spread
+
+BASELINE = "naive"
+# By the field of `cmm.results.Rounds`, that of `cmm.results.MethodResult` and what the panel is called.
+PANELS = {
+    "call_us": ("call_time_us", "Call, on the GPU"),
+    "wall_in_program_us": ("wall_time_in_program_us", "Wall time in a program"),
+    "wall_us": ("wall_time_us", "Wall time, one call per program"),
+    "kernel_us": ("kernel_time_us", "Matmul kernels alone"),
+}
+# A call of the kernel does more than its matmul kernel, so these are not compared with gathering first.
+_NOT_COMPARED = ("kernel_us",)
+_ON_GPU = ("call_us", "kernel_us")
+_NOT_SEARCHED = "not searched for this problem"  # So `cmm.rungs` ends the details of JAX's example.
+
+
+def sweep_data(runs: Sequence[Run]) -> dict:
+    """Returns what `cmm.plots.sweep.draw_sweep` draws.
+
+    Results that are wrong or missing are left out, and of an incomplete recording the times that the GPUs recorded.
+    `panels` are the kinds of time that some run has. For each of them but the kernels alone, `crossings` compare the
+    kernel that `method="auto"` takes with gathering first: it is faster if it takes less time in 90 % of the rounds of
+    a run. `below_rows` are the most rows with which it is not, and `from_rows` the next more that were measured.
+
+    Args:
+      runs: runs on GPUs that differ only in their rows per device, fewest rows first.
+
+    Raises:
+      ValueError: there is no run, or a run is simulated.
+    """
+    if not runs or any(run.simulated for run in runs):
+        raise ValueError("The figure needs runs that were measured on GPUs.")
+    found = {result.name: result for run in runs for result in run.methods if _has_any_time(run, result)}
+    about = lambda name: {"name": name, "title": found[name].title, "is_roof": is_roof(found[name])}
+    methods = [about(name) | {kind: _points(runs, name, kind) for kind in PANELS} for name in found]
+    p = runs[0].problem
+    return {
+        "axis_size": p.axis_size,
+        "k": p.k,
+        "n_shard": p.n_shard,
+        "dtype": p.dtype,
+        "rows": [run.problem.m_shard for run in runs],
+        "panels": [kind for kind in PANELS if any(method[kind] for method in methods)],
+        "methods": methods,
+        "crossings": {kind: _crossing(runs, kind) for kind in PANELS if kind not in _NOT_COMPARED},
+        "single_processes": _single_processes(runs),
+        "not_searched": _not_searched(runs),
+        "where": list(dict.fromkeys(map(where_text, runs))),
+        "sources": list(dict.fromkeys(run.caption() for run in runs)),
+    }
+
+
+def _time(run: Run, result: MethodResult, kind: str) -> Spread | None:
+    """Returns one kind of time of a method if it was measured and its result is right."""
+    if result.status != "measured" or is_wrong(run, result) or (kind in _ON_GPU and result.is_incomplete):
+        return None
+    return getattr(result, PANELS[kind][0])
+
+
+def _has_any_time(run, result) -> bool:
+    return any(_time(run, result, kind) for kind in PANELS)
+
+
+def _time_of(run, name, kind) -> Spread | None:
+    return next((_time(run, result, kind) for result in run.methods if result.name == name), None)
+
+
+def _points(runs, name, kind) -> list[list]:
+    """Returns rows, median, 10th and 90th percentile of each run."""
+    times = [(run.problem.m_shard, _time_of(run, name, kind)) for run in runs]
+    return [[rows, time.median, time.p10, time.p90] for rows, time in times if time]
+
+
+def _crossing(runs, kind) -> dict | None:
+    """Returns the comparison that `sweep_data` describes; `None` where nothing can be compared."""
+    compared = [(run.problem.m_shard, _is_faster(run, kind)) for run in runs]
+    compared = [(rows, yes) for rows, yes in compared if yes is not None]
+    if not compared:
+        return None
+    below = max((rows for rows, yes in compared if not yes), default=None)
+    return {
+        "below_rows": below,
+        "from_rows": min((rows for rows, yes in compared if yes and rows > (below or 0)), default=None),
+    }
+
+
+def _is_faster(run, kind) -> bool | None:
+    """Whether the kernel takes less time beyond the spread; `None` if one of the two was not measured."""
+    own, other = _time_of(run, AUTO_KERNEL, kind), _time_of(run, BASELINE, kind)
+    if own is None or other is None:
+        return None
+    found = ratio(run, AUTO_KERNEL, BASELINE, kind)
+    return found.p90 < 1 if found else own.p90 < other.p10
+
+
+def _single_processes(runs) -> list[dict]:
+    """Returns which rows one process alone has measured, by the number of its rounds; 0 where that is not recorded."""
+    rows: dict[int, list[int]] = {}
+    for run in (run for run in runs if run.processes == 1):
+        lengths = (len(times) for of in run.rounds.values() for times in vars(of[0]).values())
+        rows.setdefault(max(lengths, default=0), []).append(run.problem.m_shard)
+    return [{"rounds": rounds, "rows": of_rounds} for rounds, of_rounds in rows.items()]
+
+
+def _not_searched(runs) -> list[dict]:
+    """Returns which methods ran with a setting that their record says nobody searched for these rows."""
+    rows: dict[str, list[int]] = {}
+    for run in runs:
+        for result in run.methods:
+            if _NOT_SEARCHED in result.details and _has_any_time(run, result):
+                rows.setdefault(result.title, []).append(run.problem.m_shard)
+    return [{"title": title, "rows": of_title} for title, of_title in rows.items()]
