@@ -155,7 +155,7 @@ def _beyond_lead(dtypes, rows) -> str:
         "are medians of ratios within a round (10th to 90th percentile). Below 1 the fast kernel takes less time."
     )
     if any(_UNFIT in row for row in rows):
-        lead += f' Where no kernel fits ("{_UNFIT}"), and in steps of few FLOPs, `method="auto"` takes all-gather + matmul.'
+        lead += f' Where "{_UNFIT}", and in steps of few FLOPs, `method="auto"` takes all-gather + matmul.'
     return lead
 
 
