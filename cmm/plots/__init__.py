@@ -8,6 +8,8 @@ from cmm.plots.animation import ring_animation
 from cmm.plots.bounds import bounds_data, draw_roofline_bounds
 from cmm.plots.events import draw_events
 from cmm.plots.ladder import draw_ladder, ladder_data
+from cmm.plots.landscape import draw_landscape
+from cmm.plots.landscape_records import landscape_data
 from cmm.plots.layout import draw_layout, layout_data
 from cmm.plots.palette import device_color, render, save, save_data, style
 from cmm.plots.rates import utilization_data
@@ -23,6 +25,7 @@ __all__ = [
     "draw_account",
     "draw_events",
     "draw_ladder",
+    "draw_landscape",
     "draw_layout",
     "draw_predicted_timeline",
     "draw_ring",
@@ -32,6 +35,7 @@ __all__ = [
     "draw_timeline",
     "draw_utilization",
     "ladder_data",
+    "landscape_data",
     "layout_data",
     "predicted_timelines",
     "render",

@@ -14,6 +14,7 @@ from cmm.plots.animation import ring_animation
 from cmm.plots.bounds import bounds_data, draw_roofline_bounds
 from cmm.plots.kernel_animation import kernel_animation
 from cmm.plots.ladder import draw_ladder, ladder_data
+from cmm.plots.landscape import landscape_figures
 from cmm.plots.layout import draw_layout, layout_data
 from cmm.plots.palette import save, save_data
 from cmm.plots.rates import utilization_data
@@ -99,7 +100,12 @@ def ladders(folder) -> Iterator[Figure]:
 def all_figures(axis_size: int, runs_folder) -> list[Figure]:
     """Returns the figures that explain the method and those of the runs recorded in `runs_folder`."""
     runs = [run for run in load_all(runs_folder) if run.problem.axis_size > 1]  # One device gathers nothing.
-    kernels = (*accounts(runs_folder), *ladders(runs_folder), *trace_figures(runs_folder))
+    kernels = (
+        *accounts(runs_folder),
+        *ladders(runs_folder),
+        *trace_figures(runs_folder),
+        *landscape_figures(runs_folder),
+    )
     return [*figures(axis_size, runs), *recorded_timelines(runs, runs_folder), *kernels]
 
 
