@@ -1,7 +1,4 @@
-"""Small kernels for the tests of the simulator, right ones and broken ones.
-
-Every kernel takes `fault=`: None is the right kernel, a name breaks one thing.
-"""
+"""Small kernels for tests of the simulator that pass blocks on; `fault` names one thing that is broken."""
 
 import functools
 
@@ -16,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from cmm.devices import simulated_devices
 
 M, K = 64, 64  # Shape of a block that the kernels move.
+ALONG_X = P("x")
 
 
 def mesh_of(num_devices, axis_name="x"):
@@ -23,7 +21,7 @@ def mesh_of(num_devices, axis_name="x"):
     return jax.sharding.Mesh(np.array(devices), (axis_name,))
 
 
-def sharded(function, mesh, in_specs, out_specs):
+def sharded(function, mesh, in_specs=ALONG_X, out_specs=ALONG_X):
     return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False))
 
 
@@ -32,11 +30,14 @@ def blocks(num_devices, seed=0):
     return rng.normal(size=(num_devices * M, K)).astype(np.float16)
 
 
-def _smem(shape=(M, K), dtype=jnp.float16):
+def kernel_like(x, body, **options):
+    """Runs `body(x_ref, out_ref, ...)` as a kernel whose result has the shape and the type of `x`."""
+    return plgpu.kernel(body, out_type=jax.ShapeDtypeStruct(x.shape, x.dtype), **options)(x)
+
+
+def smem_of(shape=(M, K), dtype=jnp.float16):
     return plgpu.SMEM(shape, dtype)
 
-
-# --- A ring all-gather through a mailbox of two slots on every device ---------
 
 RING_FAULTS = {  # fault -> (devices, the check that must catch it)
     "wait_removed": (3, "race"),
@@ -99,7 +100,7 @@ def ring_all_gather(x, axis_name, num_devices, fault=None):
     out, _ = plgpu.kernel(
         body,
         out_type=[jax.ShapeDtypeStruct((size, M, K), x.dtype), jax.ShapeDtypeStruct((2, M, K), x.dtype)],
-        scratch_types=[_smem(dtype=x.dtype), plgpu.Barrier()],
+        scratch_types=[smem_of(dtype=x.dtype), plgpu.Barrier()],
     )(x)
     return out
 
@@ -121,10 +122,7 @@ def ring_jitted(num_devices, fault=None, repeats=1):
             x = out[lax.axis_index("x")]
         return out[None]
 
-    return sharded(one, mesh_of(num_devices), P("x"), P("x"))
-
-
-# --- Everybody pushes its block to the left and leaves ------------------------
+    return sharded(one, mesh_of(num_devices))
 
 
 def push_left(x, axis_name, num_devices, fault=None):
@@ -145,10 +143,14 @@ def push_left(x, axis_name, num_devices, fault=None):
         if fault == "peer_out_of_range":
             pl.semaphore_signal(arrived, device_id={axis_name: jnp.int32(99)})
 
-    return plgpu.kernel(body, out_type=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+    return kernel_like(x, body)
 
 
-# --- Two CTAs per device share the work of passing a block on -----------------
+def push(fault=None, num_devices=3):
+    """Returns (`push_left` as a jitted function, its operand, what it should give)."""
+    x = blocks(num_devices)
+    f = sharded(lambda x: push_left(x, "x", num_devices, fault), mesh_of(num_devices))
+    return f, x, np.roll(x, -M, 0)
 
 
 def two_cta_ring(x, axis_name, num_devices, one_counter, delay_cta=None):
@@ -195,222 +197,6 @@ def two_cta_ring(x, axis_name, num_devices, one_counter, delay_cta=None):
         out_type=[jax.ShapeDtypeStruct((size, M, K), x.dtype), jax.ShapeDtypeStruct((size - 1, M, K), x.dtype)],
         grid=(2,),
         grid_names=("cta",),
-        scratch_types=[_smem((half, K), x.dtype), plgpu.Barrier()],
+        scratch_types=[smem_of((half, K), x.dtype), plgpu.Barrier()],
     )(x)
     return out
-
-
-# --- Local kernels ------------------------------------------------------------
-
-
-def scale_local(x, fault=None):
-    """x: f16[M, K] -> 2 x, through shared memory, with a store by TMA."""
-
-    def body(x_ref, out_ref, smem, barrier):
-        plgpu.copy_gmem_to_smem(x_ref, smem, barrier)
-        if fault != "missing_barrier_wait":
-            plgpu.barrier_wait(barrier)
-        smem[...] = smem[...] * 2
-        if fault != "missing_commit":
-            plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(smem, out_ref)
-        plgpu.wait_smem_to_gmem(0)
-
-    return plgpu.kernel(
-        body, out_type=jax.ShapeDtypeStruct(x.shape, x.dtype), scratch_types=[_smem(dtype=x.dtype), plgpu.Barrier()]
-    )(x)
-
-
-_TRANSFORMS = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
-
-
-def specialized_matmul(a, b, axis_name=None, num_devices=1, fault=None):
-    """a: f16[64, k], b: f16[k, 64] -> f32 a @ b, and a sent to the left.
-
-    Thread 0 computes. In thread 1, warp 0 loads and warp 1 sends each tile of `a`
-    to the left neighbour straight from shared memory, as one more consumer.
-    """
-    k = a.shape[1]
-    steps, stages = k // 64, 2
-
-    def body(a_ref, b_ref, out_ref, a_left_ref, a_smem, b_smem, o_smem, full, empty):
-        arrived = pl.get_global(plgpu.SemaphoreType.REGULAR)
-        wg = lax.axis_index("wg")
-        me = lax.axis_index(axis_name)
-        left = {axis_name: lax.rem(me + num_devices - 1, jnp.int32(num_devices))}
-        peer = plgpu.remote_ref(a_left_ref, left)
-
-        @pl.when(wg == 1)
-        def _memory():
-            @plgpu.warp_map
-            def _warps(warp):
-                @pl.when(warp == 0)
-                def _load():
-                    @pl.loop(0, steps)
-                    def _step(i):
-                        slot = lax.rem(i, stages)
-                        if fault != "missing_empty_wait":
-
-                            @pl.when(i >= stages)
-                            def _wait():
-                                plgpu.barrier_wait(empty.at[slot])
-
-                        where = pl.ds(i * 64, 64)
-                        plgpu.copy_gmem_to_smem(a_ref.at[:, where], a_smem.at[slot], full.at[slot])
-                        plgpu.copy_gmem_to_smem(b_ref.at[where], b_smem.at[slot], full.at[slot])
-
-                @pl.when(warp == 1)
-                def _send():
-                    @pl.loop(0, steps)
-                    def _step(i):
-                        slot = lax.rem(i, stages)
-                        plgpu.barrier_wait(full.at[slot])
-                        plgpu.copy_smem_to_gmem(a_smem.at[slot], peer.at[:, pl.ds(i * 64, 64)])
-                        if fault != "missing_read_wait":
-                            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-                        plgpu.barrier_arrive(empty.at[slot])
-
-                    plgpu.wait_smem_to_gmem(0)
-                    pl.semaphore_signal(arrived, device_id=left)
-
-        @pl.when(wg == 0)
-        def _compute():
-            def product(acc):
-                @pl.loop(0, steps)
-                def _step(i):
-                    slot = lax.rem(i, stages)
-                    plgpu.barrier_wait(full.at[slot])
-                    plgpu.wgmma(acc, a_smem.at[slot], b_smem.at[slot])
-                    if fault != "missing_wgmma_wait":
-                        plgpu.wgmma_wait(0)
-                    plgpu.barrier_arrive(empty.at[slot])
-
-                return acc[...]
-
-            o_smem[...] = pl.run_scoped(product, plgpu.ACC((64, 64), jnp.float32))
-            plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(o_smem, out_ref)
-            plgpu.wait_smem_to_gmem(0)
-            pl.semaphore_wait(arrived)
-
-    tile = plgpu.SMEM((stages, 64, 64), a.dtype, transforms=_TRANSFORMS)
-    return plgpu.kernel(
-        body,
-        out_type=[jax.ShapeDtypeStruct((64, 64), jnp.float32), jax.ShapeDtypeStruct((64, k), a.dtype)],
-        scratch_types=[
-            tile,
-            tile,
-            plgpu.SMEM((64, 64), jnp.float32),
-            plgpu.Barrier(num_arrivals=2, num_barriers=stages),
-            plgpu.Barrier(num_arrivals=2, num_barriers=stages),
-        ],
-        num_threads=2,
-        thread_name="wg",
-    )(a, b)
-
-
-def reuse_of_shared_memory(x, fault=None):
-    """Two scopes in turn at the same bytes of shared memory; x: f16[M, K] -> x."""
-
-    def body(x_ref, out_ref, other_ref, barrier):
-        def first(smem):
-            plgpu.copy_gmem_to_smem(x_ref, smem, barrier)
-            plgpu.barrier_wait(barrier)
-            plgpu.copy_smem_to_gmem(smem, out_ref)
-            if fault != "scope_left_too_early":
-                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-
-        def second(smem):
-            smem[...] = jnp.zeros((K, M), x.dtype)
-            plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(smem, other_ref)
-            plgpu.wait_smem_to_gmem(0)
-
-        for function, shape in ((first, (M, K)), (second, (K, M))):
-            pl.run_scoped(function, _smem(shape, x.dtype), collective_axes="wg")
-
-    like = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    return plgpu.kernel(body, out_type=[like, like], num_threads=1, thread_name="wg", scratch_types=[plgpu.Barrier()])(
-        x
-    )[0]
-
-
-def product_of_written_tile(x, fault=None):
-    """x: f16[64, 64] -> f32 x @ x, the tile written to shared memory by a thread."""
-
-    def body(x_ref, out_ref, smem):
-        smem[...] = x_ref[...]
-        if fault != "missing_commit_before_wgmma":
-            plgpu.commit_smem()
-
-        def product(acc):
-            plgpu.wgmma(acc, smem, smem)
-            return acc[...]
-
-        out_ref[...] = pl.run_scoped(product, plgpu.ACC((64, 64), jnp.float32))
-
-    return plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((64, 64), jnp.float32),
-        scratch_types=[plgpu.SMEM((64, 64), x.dtype, transforms=_TRANSFORMS)],
-    )(x)
-
-
-def write_after_commit(x, fault=None):
-    """x: f16[M, K] -> 3 x; the tile is written twice before TMA stores it."""
-
-    def body(x_ref, out_ref, smem):
-        smem[...] = x_ref[...] * 2
-        plgpu.commit_smem()
-        smem[...] = x_ref[...] * 3
-        if fault != "missing_second_commit":
-            plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(smem, out_ref)
-        plgpu.wait_smem_to_gmem(0)
-
-    return plgpu.kernel(body, out_type=jax.ShapeDtypeStruct(x.shape, x.dtype), scratch_types=[_smem(dtype=x.dtype)])(x)
-
-
-def hand_over_by_scope(x):
-    """x: f16[M, K] -> 2 x; thread 0 writes, thread 1 reads, entering a scope syncs."""
-
-    def body(x_ref, out_ref, smem):
-        wg = lax.axis_index("wg")
-
-        @pl.when(wg == 0)
-        def _write():
-            smem[...] = x_ref[...] * 2
-
-        def scope(_):
-            @pl.when(wg == 1)
-            def _read():
-                out_ref[...] = smem[...]
-
-        pl.run_scoped(scope, _smem((8, K), x.dtype), collective_axes="wg")
-
-    return plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
-        num_threads=2,
-        thread_name="wg",
-        scratch_types=[_smem(dtype=x.dtype)],
-    )(x)
-
-
-def warps_load(x, fault=None):
-    """x: f16[M, K] -> x; one warp loads and waits, its warpgroup reads."""
-
-    def body(x_ref, out_ref, smem, barrier):
-        @plgpu.warp_map
-        def _warps(warp):
-            @pl.when(warp == 0)
-            def _load():
-                plgpu.copy_gmem_to_smem(x_ref, smem, barrier)
-                if fault != "warp_does_not_wait":
-                    plgpu.barrier_wait(barrier)
-
-        out_ref[...] = smem[...]
-
-    return plgpu.kernel(
-        body, out_type=jax.ShapeDtypeStruct(x.shape, x.dtype), scratch_types=[_smem(dtype=x.dtype), plgpu.Barrier()]
-    )(x)

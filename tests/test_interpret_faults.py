@@ -4,6 +4,7 @@ import interpret_kernels as kernels
 import jax
 import numpy as np
 import pytest
+from interpret_matmul import specialized_matmul
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -50,11 +51,8 @@ def test_values_alone_miss_a_race():
 
 
 def push(num_devices, fault):
-    x = kernels.blocks(num_devices)
-    f = kernels.sharded(
-        lambda x: kernels.push_left(x, "x", num_devices, fault), kernels.mesh_of(num_devices), P("x"), P("x")
-    )
-    return lambda sim: (np.asarray(sim.run(f, x)), np.roll(x, -kernels.M, 0))
+    f, x, want = kernels.push(fault, num_devices)
+    return lambda sim: (np.asarray(sim.run(f, x)), want)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -108,7 +106,7 @@ def specialized(num_devices, fault, k=256):
     b = rng.normal(size=(k, num_devices * 64)).astype(np.float16)
 
     def f(a, b):
-        out, a_left = kernels.specialized_matmul(a, b, "x", num_devices, fault)
+        out, a_left = specialized_matmul(a, b, "x", num_devices, fault)
         return out, a_left
 
     f = kernels.sharded(f, kernels.mesh_of(num_devices), (P("x"), P(None, "x")), (P("x"), P("x")))

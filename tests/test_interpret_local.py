@@ -3,6 +3,7 @@
 import functools
 
 import interpret_kernels as kernels
+import interpret_local_kernels as local_kernels
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,7 +27,7 @@ def run_local(function, x, num_devices, **options):
 @pytest.mark.parametrize("num_devices", [1, 2, 3, 8])
 def test_copy_through_shared_memory(num_devices, seed):
     x = kernels.blocks(num_devices)
-    y, _ = run_local(kernels.scale_local, x, num_devices, seed=seed)
+    y, _ = run_local(local_kernels.scale_local, x, num_devices, seed=seed)
     np.testing.assert_array_equal(y, 2 * x)
 
 
@@ -41,69 +42,69 @@ def test_copy_through_shared_memory(num_devices, seed):
 def test_local_fault_is_a_race(fault, reason, seed):
     x = kernels.blocks(2)
     with pytest.raises(ci.RaceError, match=reason):
-        run_local(functools.partial(kernels.scale_local, fault=fault), x, 2, seed=seed)
+        run_local(functools.partial(local_kernels.scale_local, fault=fault), x, 2, seed=seed)
 
 
 def test_report_names_lines_devices_and_threads():
     x = kernels.blocks(2)
     with pytest.raises(ci.RaceError) as e:
-        run_local(functools.partial(kernels.scale_local, fault="missing_commit"), x, 2)
+        run_local(functools.partial(local_kernels.scale_local, fault="missing_commit"), x, 2)
     race = e.value.races[0]
     assert (race.first.action, race.first.by) == ("write", "thread")
     assert (race.second.action, race.second.by) == ("read", "TMA")
     assert race.first.device in (0, 1) and race.first.thread == "warpgroup 0"
-    lines = open(kernels.__file__).read().splitlines()
+    lines = open(local_kernels.__file__).read().splitlines()
     number = int(race.first.source.split(":")[1].split()[0])
     assert "smem[...] * 2" in lines[number - 1]
     number = int(race.second.source.split(":")[1].split()[0])
     assert "copy_smem_to_gmem(smem, out_ref)" in lines[number - 1]
-    assert "interpret_kernels.py" in str(race)
+    assert "interpret_local_kernels.py" in str(race)
 
 
 @pytest.mark.parametrize("seed", [None, 0, 1])
 def test_shared_memory_given_out_again_while_tma_reads_it(seed):
     x = kernels.blocks(1)
-    y, _ = run_local(kernels.reuse_of_shared_memory, x, 1, seed=seed)
+    y, _ = run_local(local_kernels.reuse_of_shared_memory, x, 1, seed=seed)
     np.testing.assert_array_equal(y, x)
+    broken = functools.partial(local_kernels.reuse_of_shared_memory, fault="scope_left_too_early")
     with pytest.raises(ci.RaceError, match="freed and given out again"):
-        run_local(functools.partial(kernels.reuse_of_shared_memory, fault="scope_left_too_early"), x, 1, seed=seed)
+        run_local(broken, x, 1, seed=seed)
 
 
 @pytest.mark.parametrize("seed", [None, 0, 1])
 def test_wgmma_needs_a_fence_after_a_threads_write(seed):
     x = kernels.blocks(1)
-    y, _ = run_local(kernels.product_of_written_tile, x, 1, seed=seed)
+    y, _ = run_local(local_kernels.product_of_written_tile, x, 1, seed=seed)
     wide = x.astype(np.float32)
     np.testing.assert_allclose(y, wide @ wide, rtol=1e-5, atol=1e-4)
+    broken = functools.partial(local_kernels.product_of_written_tile, fault="missing_commit_before_wgmma")
     with pytest.raises(ci.RaceError, match="no commit_smem"):
-        run_local(
-            functools.partial(kernels.product_of_written_tile, fault="missing_commit_before_wgmma"), x, 1, seed=seed
-        )
+        run_local(broken, x, 1, seed=seed)
 
 
 @pytest.mark.parametrize("seed", [None, 0, 1])
 def test_a_commit_covers_only_what_was_written_before_it(seed):
     x = kernels.blocks(1)
-    y, _ = run_local(kernels.write_after_commit, x, 1, seed=seed)
+    y, _ = run_local(local_kernels.write_after_commit, x, 1, seed=seed)
     np.testing.assert_array_equal(y, 3 * x)
     with pytest.raises(ci.RaceError, match="no commit_smem"):
-        run_local(functools.partial(kernels.write_after_commit, fault="missing_second_commit"), x, 1, seed=seed)
+        run_local(functools.partial(local_kernels.write_after_commit, fault="missing_second_commit"), x, 1, seed=seed)
 
 
 @pytest.mark.parametrize("seed", [None, 0, 1, 2])
 def test_entering_a_collective_scope_synchronizes_threads(seed):
     x = kernels.blocks(1)
-    y, _ = run_local(kernels.hand_over_by_scope, x, 1, seed=seed)
+    y, _ = run_local(local_kernels.hand_over_by_scope, x, 1, seed=seed)
     np.testing.assert_array_equal(y, 2 * x)
 
 
 @pytest.mark.parametrize("seed", [None, 0, 1])
 def test_a_warpgroup_knows_what_its_warps_have_waited_for(seed):
     x = kernels.blocks(1)
-    y, _ = run_local(kernels.warps_load, x, 1, seed=seed)
+    y, _ = run_local(local_kernels.warps_load, x, 1, seed=seed)
     np.testing.assert_array_equal(y, x)
     with pytest.raises(ci.RaceError) as e:
-        run_local(functools.partial(kernels.warps_load, fault="warp_does_not_wait"), x, 1, seed=seed)
+        run_local(functools.partial(local_kernels.warps_load, fault="warp_does_not_wait"), x, 1, seed=seed)
     assert any(
         {r.first.action, r.second.action} == {"read", "write"} and {r.first.by, r.second.by} == {"thread", "TMA"}
         for r in e.value.races

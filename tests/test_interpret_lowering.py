@@ -6,6 +6,7 @@ import interpret_kernels as kernels
 import jax
 import jax.numpy as jnp
 import pytest
+from interpret_matmul import specialized_matmul
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas.ops.gpu import collective_matmul_mgpu
 from jax.sharding import PartitionSpec as P
@@ -37,7 +38,7 @@ def test_one_axis_of_two_lowers():
 
 
 def test_specialized_kernel_lowers():
-    f = lambda a, b: tuple(kernels.specialized_matmul(a, b, "x", 2))
+    f = lambda a, b: tuple(specialized_matmul(a, b, "x", 2))
     text = ci.lower_for_cuda(
         f,
         shape(128, 256),
