@@ -9,7 +9,8 @@ from cmm.naive import all_gather_matmul_naive
 from cmm.ring import all_gather_matmul_ring, all_gather_matmul_ring_bidirectional
 
 # "auto" takes no kernel for a step of fewer FLOPs. Measured by `python -m cmm.bench --suite m-sweep` on 2 H200, with
-# k = n_shard = 4096: the kernel gained from 128 rows per device on, 4.3 GFLOP; with 64 rounds did not agree.
+# k = n_shard = 4096: by call time on the GPU the kernel gained from 128 rows per device on, 4.3 GFLOP; with 64, rounds
+# did not agree. By the host's clock, in a program, it was never slower beyond the spread of the rounds.
 _LEAST_STEP_FLOPS = 4e9
 
 
@@ -105,7 +106,7 @@ def _kernel_pays(lhs, rhs, axis_name, dtype) -> bool:
     if mesh.abstract_device is None or mesh.abstract_device.platform not in ("gpu", "cuda"):
         return False
     # The kernel needs devices 0, 1, 2, ... While it is traced nobody can see which devices a mesh holds, only how many.
-    if mesh.size != jax.device_count() or mesh.shape.get(axis_name, 1) == 1:
+    if not isinstance(axis_name, str) or mesh.size != jax.device_count() or mesh.shape.get(axis_name, 1) == 1:
         return False
     try:
         plan, _ = _hopper().plan_fast(lhs, rhs, axis_name, dtype=dtype)

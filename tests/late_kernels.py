@@ -25,7 +25,7 @@ import cmm
 from cmm import devices, interpret, reference
 from cmm.hopper import default_config, fast_kernel, roles
 from cmm.hopper.axes import forget_axes
-from cmm.hopper.plan import Plan
+from cmm.hopper.plan import Plan, enough_ctas
 from cmm.hopper.rounds import Rounds, StepPlan
 
 ANY = -1
@@ -244,7 +244,8 @@ class Calls:
         self.axes = mesh.axis_names
         m, n, k = problem.m_shard, problem.n_shard, problem.k
         steps = problem.axis_size if has_sender else 1
-        self.plan = Plan(m, n, k, config or default_config(m, n, k, problem.dtype, num_ctas, steps), num_ctas)
+        config = config or default_config(m, n, k, problem.dtype, num_ctas, steps)
+        self.plan = Plan(m, n, k, config, enough_ctas(m, n, config, num_ctas, steps))
         rows, columns = P(self.axes, None), P(None, self.axes)
         self._run = run or (lambda program, *operands: program(*operands))
         self._late = self._program(late_shard(function, self.axes), (rows, columns, P()), columns)

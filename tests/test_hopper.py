@@ -209,26 +209,34 @@ def test_ring_lowers_for_cuda(config, axis_size, kernel):
     assert text.count("mosaic_gpu_v2") == 1
 
 
-def _lower_auto(axis_size=8, m_shard=1024, dtype=jnp.float16, **options):
+def _lower_auto(axis_size=8, m_shard=1024, k=4096, n_shard=4096, dtype=jnp.float16, **options):
     return ci.lower_for_cuda(
         lambda lhs, rhs: cmm.all_gather_matmul(lhs, rhs, "x", **options),
-        jax.ShapeDtypeStruct((m_shard * axis_size, 4096), dtype),
-        jax.ShapeDtypeStruct((4096, 4096 * axis_size), dtype),
+        jax.ShapeDtypeStruct((m_shard * axis_size, k), dtype),
+        jax.ShapeDtypeStruct((k, n_shard * axis_size), dtype),
         mesh_axes={"x": axis_size},
         in_specs=(P("x", None), P(None, "x")),
         out_specs=P(None, "x"),
     )
 
 
-@pytest.mark.parametrize("m_shard", [128, 1024])
-def test_auto_takes_the_kernel(m_shard):
-    assert _lower_auto(m_shard=m_shard).count("mosaic_gpu_v2") == 1
+@pytest.mark.parametrize("m_shard, k, n_shard", [(128, 4096, 4096), (1024, 4096, 4096), (1024, 1024, 2048)])
+def test_auto_takes_the_kernel(m_shard, k, n_shard):
+    assert _lower_auto(m_shard=m_shard, k=k, n_shard=n_shard).count("mosaic_gpu_v2") == 1
 
 
 @pytest.mark.parametrize(
     "unfit",
-    [{"axis_size": 4}, {"m_shard": 1000}, {"dtype": jnp.float32}, {"precision": "highest"}, {"m_shard": 64}],
-    ids=["the mesh does not hold all devices", "no tile divides the shape", "dtype", "precision", "too little work"],
+    [
+        {"axis_size": 4},
+        {"m_shard": 1000},
+        {"dtype": jnp.float32},
+        {"precision": "highest"},
+        {"m_shard": 64},
+        {"m_shard": 512, "k": 1024, "n_shard": 2048},
+        {"m_shard": 1024, "k": 2048, "n_shard": 512},
+    ],
+    ids=["the mesh does not hold all devices", "tiles", "dtype", "precision", "few rows", "short", "narrow"],
 )
 def test_auto_takes_another_method_where_the_kernel_does_not_fit_or_pay(unfit):
     with pytest.raises(ValueError, match="the lowered program holds no Mosaic GPU kernel"):

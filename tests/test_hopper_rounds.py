@@ -105,6 +105,11 @@ def test_ring(make_case, axis_size, shape, core_count, config):
     out, sim = _run(case, config, core_count)
     case.assert_right(out)
     assert [sim.bytes_sent(device=d) for d in range(axis_size)] == [(axis_size - 1) * m * k * 2] * axis_size
+    # Chunks are short where the steps overlap, that is where a step has less than two rounds of tiles.
+    plan = Plan(m, n, k, config, core_count)
+    sends = plan_sends(with_short_chunks(plan) if plan.m_tiles * plan.n_tiles < 2 * core_count else plan)
+    signals = (axis_size - 1) * plan.m_tiles * sends.chunks * sends.signals
+    assert sum(event.kind == "signal" for event in sim.events) == axis_size * signals
 
 
 LATE = [
@@ -131,6 +136,13 @@ def test_no_false_alarm_in_shuffled_runs(make_case, axis_size, shape, core_count
     for seed in range(6):
         late = [None, *LATE][seed]
         case.assert_right(_run(case, config, core_count, seed, **({"late": late} if late else {}))[0])
+
+
+def test_a_step_that_leaves_no_idle_cta_keeps_its_large_tiles():
+    # 112 and 120 tiles of 128 x 256 in a step: more, smaller tiles would span steps, and take longer.
+    for m, n, k, axis_size in ((1024, 3584, 1024, 4), (768, 5120, 1024, 8)):
+        config = default_config(m, n, k, "float16", 132, axis_size)
+        assert (config.cta_tile_m, config.cta_tile_n) == (128, 256)
 
 
 def test_chunks_are_short_where_ctas_wait_for_the_first():

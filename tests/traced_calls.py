@@ -25,6 +25,7 @@ CASES = {  # Devices, multiprocessors, configuration, which products are noted, 
         1,
         (384, 512, 192),
     ),
+    "rounds that span long steps": (3, 2, SMALL, None, (640, 64, 64)),
     "two chunks": (2, 4, dataclasses.replace(SMALL, chunks=2, signal_lag=1, grid_tile_width=1), 2, (256, 512, 256)),
 }
 

@@ -175,15 +175,15 @@ def relative_cost(config: TuningConfig, m: int, n: int, num_ctas: int, k: int = 
     """Estimates the time of a product `[m, k] @ [k, n]`, up to a factor that is the same for all configurations.
 
     All CTAs work in rounds of one tile each. A round takes the time of a tile's products or loads, whichever is longer.
-    With several `steps` (see `default_config`) a round may span them; whoever begins with a later one then waits until
-    its data has come to it from neighbour to neighbour. Where rounds do not span steps, those in the middle of the
-    ring, which wait and send, take longer by about one such way. `k` says how long that is compared with a product,
-    and is not needed for one step.
+    With several `steps` (see `default_config`) a round may span them. Where steps follow each other closely, whoever
+    begins with a later one waits until its data has come to it from neighbour to neighbour. Elsewhere steps in the
+    middle of the ring, which wait and send, take longer by about one such way. `k` says how long that is compared with
+    a product, and is not needed for one step.
     """
     tiles = (m // config.cta_tile_m) * (n // config.cta_tile_n)
     loads = _LOAD_COST * (config.cta_tile_m + config.cta_tile_n)
     cost = count_rounds(tiles, num_ctas, steps) * max(config.cta_tile_m * config.cta_tile_n, loads)
-    if rounds_span_steps(tiles, num_ctas, steps):
+    if rounds_span_steps(tiles, num_ctas, steps) and steps_follow_closely(tiles, num_ctas):
         hops = min(steps, -(-num_ctas // tiles)) - 1
     else:
         hops = max(0, steps - 2)
