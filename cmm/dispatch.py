@@ -52,6 +52,9 @@ def _hopper():
     return cmm.hopper
 
 
+# What "auto" takes where it pays.
+AUTO_KERNEL = "pallas_fast"
+
 METHODS = {
     method.name: method
     for method in (
@@ -96,7 +99,7 @@ def all_gather_matmul(lhs, rhs, axis_name, *, method="auto", dtype=None, precisi
         raise ValueError(f"method={method!r} is unknown. Known methods: {known}.")
     name = method
     if method == "auto":
-        name = "pallas_fast" if precision is None and _kernel_pays(lhs, rhs, axis_name, dtype) else "naive"
+        name = AUTO_KERNEL if precision is None and _kernel_pays(lhs, rhs, axis_name, dtype) else "naive"
     return METHODS[name].function(lhs, rhs, axis_name, dtype=dtype, precision=precision)
 
 
@@ -106,10 +109,10 @@ def _kernel_pays(lhs, rhs, axis_name, dtype) -> bool:
     if mesh.abstract_device is None or mesh.abstract_device.platform not in ("gpu", "cuda"):
         return False
     # The kernel needs devices 0, 1, 2, ... While it is traced nobody can see which devices a mesh holds, only how many.
-    if not isinstance(axis_name, str) or mesh.size != jax.device_count() or mesh.shape.get(axis_name, 1) == 1:
+    if mesh.size != jax.device_count():
         return False
     try:
         plan, _ = _hopper().plan_fast(lhs, rhs, axis_name, dtype=dtype)
     except (ValueError, NotImplementedError):
         return False
-    return 2 * plan.m * plan.n * plan.k >= _LEAST_STEP_FLOPS
+    return jax.lax.axis_size(axis_name) > 1 and 2 * plan.m * plan.n * plan.k >= _LEAST_STEP_FLOPS

@@ -213,6 +213,11 @@ def load_timelines(path) -> tuple[str, dict[str, list[Span]]]:
     }
 
 
+def short_kind(device_kind: str) -> str:
+    """Returns the name of a kind of device, as JAX gives it, in the form that names of files have: "h200"."""
+    return device_kind.replace("NVIDIA ", "").replace(" ", "_").lower()
+
+
 def file_name(run: Run, prefix: str = "run") -> str:
     """Returns the name of a run's file: device kind, number of devices, shapes and dtype; nothing changes daily.
 
@@ -221,7 +226,7 @@ def file_name(run: Run, prefix: str = "run") -> str:
       prefix: "run", or for the runs of `python -m cmm.bench` "bench" and "bench_quick".
     """
     p = run.problem
-    kind = run.machine["device_kind"].replace("NVIDIA ", "").replace(" ", "_").lower()
+    kind = short_kind(run.machine["device_kind"])
     kind = "simulated" if run.simulated else kind
     return f"{prefix}_{kind}_d{p.axis_size}_m{p.m_shard}_k{p.k}_n{p.n_shard}_{p.dtype}.json"
 

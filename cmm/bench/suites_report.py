@@ -8,14 +8,13 @@ import re
 from collections.abc import Sequence
 
 from cmm.bench.merge import ratio
+from cmm.dispatch import AUTO_KERNEL
 from cmm.report import has_times, is_roof, is_wrong, markdown_row, spread_text
 from cmm.results import NOT_ASKED_FOR, Run
 from cmm.roofline import Problem, published_problem
 
 RATIO_HEADER = ("method", "kernel time / GEMM only", "call time / GEMM only", "call time / NCCL + cuBLAS")
-# What `method="auto"` takes where the kernels fit (see `cmm.dispatch`).
-AUTO_KERNEL = "pallas_fast"
-_BASELINE = "naive"
+BASELINE = "naive"
 _LEAST_FOR_SWEEP = 3
 _MARK = "*"
 _UNFIT, _UNMEASURED = "none fits", "not measured"
@@ -29,7 +28,7 @@ def ratio_rows(run: Run) -> list[tuple[str, ...]]:
             result.title,
             _ratio_text(result.kernel_ratio_to_gemm_only),
             _ratio_text(result.ratio_to_gemm_only),
-            _ratio_text(ratio(run, result.name, _BASELINE)),
+            _ratio_text(ratio(run, result.name, BASELINE)),
         )
         for result in measured
     ]
@@ -161,7 +160,7 @@ def _beyond_lead(dtypes, rows) -> str:
 
 def _beyond_cells(run) -> list[str]:
     by_name = {result.name: result for result in run.methods}
-    roof, baseline, kernel = by_name[run.gemm_only], by_name.get(_BASELINE), by_name.get(AUTO_KERNEL)
+    roof, baseline, kernel = by_name[run.gemm_only], by_name.get(BASELINE), by_name.get(AUTO_KERNEL)
     cells = [str(run.problem.axis_size)]
     cells.append(f"{roof.kernel_time_us.median:.0f}" if roof.kernel_time_us else "not recorded")
     measured = baseline is not None and has_times(baseline) and not baseline.is_incomplete
@@ -169,7 +168,7 @@ def _beyond_cells(run) -> list[str]:
     if kernel is None or not _is_comparable(run, kernel):
         return [*cells, _why_no_times(run, kernel), "", gathered, "", "", ""]
     kernel_us = f"{kernel.kernel_time_us.median:.0f}" if kernel.kernel_time_us else "not recorded"
-    ratios = (ratio(run, AUTO_KERNEL, _BASELINE, kind) for kind in ("call_us", "wall_in_program_us"))
+    ratios = (ratio(run, AUTO_KERNEL, BASELINE, kind) for kind in ("call_us", "wall_in_program_us"))
     own = [f"{kernel.call_time_us.median:.0f}", *map(_ratio_text, ratios)]
     return [*cells, kernel_us, _ratio_text(kernel.kernel_ratio_to_gemm_only), gathered, *own]
 

@@ -183,7 +183,7 @@ def relative_cost(config: TuningConfig, m: int, n: int, num_ctas: int, k: int = 
     tiles = (m // config.cta_tile_m) * (n // config.cta_tile_n)
     loads = _LOAD_COST * (config.cta_tile_m + config.cta_tile_n)
     cost = count_rounds(tiles, num_ctas, steps) * max(config.cta_tile_m * config.cta_tile_n, loads)
-    if rounds_span_steps(tiles, num_ctas, steps) and steps_follow_closely(tiles, num_ctas):
+    if steps_overlap(tiles, num_ctas, steps):
         hops = min(steps, -(-num_ctas // tiles)) - 1
     else:
         hops = max(0, steps - 2)
@@ -210,11 +210,15 @@ def rounds_span_steps(tiles: int, num_ctas: int, steps: int) -> bool:
       steps: of the ring.
     """
     spanning, separate = -(-steps * tiles // num_ctas), steps * -(-tiles // num_ctas)
-    if steps_follow_closely(tiles, num_ctas):
+    if _follow_closely(tiles, num_ctas):
         return 4 * spanning <= 3 * separate
     return spanning < separate
 
 
-def steps_follow_closely(tiles: int, num_ctas: int) -> bool:
-    """Whether a step is so short that CTAs of the next one wait for what is being sent, if rounds span steps."""
-    return tiles < 2 * num_ctas
+def steps_overlap(tiles: int, num_ctas: int, steps: int) -> bool:
+    """Whether CTAs that are in the next step already wait for what others send in this one. Arguments as above."""
+    return rounds_span_steps(tiles, num_ctas, steps) and _follow_closely(tiles, num_ctas)
+
+
+def _follow_closely(tiles, num_ctas) -> bool:
+    return tiles < 2 * num_ctas  # Less than two rounds.

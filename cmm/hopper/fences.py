@@ -24,13 +24,10 @@ jax/experimental/mosaic/gpu/utils.py; `distributed_all_gather_gemm_blackwell.py`
 github.com/deepseek-ai/DeepEP, pull requests 632 and 642.
 """
 
-from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import llvm
+from cmm.hopper.instruction import instruction
 
-from cmm import interpret
-
-_FENCE = "fence.proxy.async.global"
+# It touches memory, so that no copy or wait of the kernel is moved across it.
+_fence = instruction("fence.proxy.async.global", clobbers="~{memory}")
 
 
 def acquire_for_tma() -> None:
@@ -43,11 +40,3 @@ def acquire_for_tma() -> None:
     Cost: one instruction (`FENCE.VIEW.ASYNC.G` on Hopper).
     """
     _fence()
-
-
-@plgpu.inline_mgpu()
-@interpret.simulated_as(_FENCE)
-def _fence(context):
-    del context
-    # Says that it touches memory, so that no copy or wait of the kernel is moved across it.
-    llvm.inline_asm(ir.Type.parse("!llvm.void"), [], f"{_FENCE};", "~{memory}", has_side_effects=True)

@@ -10,7 +10,7 @@ import dataclasses
 
 from jax import lax
 
-from cmm.hopper.config import rounds_span_steps, steps_follow_closely
+from cmm.hopper.config import rounds_span_steps, steps_overlap
 from cmm.hopper.plan import Plan
 
 
@@ -47,7 +47,7 @@ class Rounds:
     @property
     def steps_overlap(self) -> bool:
         """Whether CTAs that are in the next step already wait for what others send in this one."""
-        return self.span_steps and steps_follow_closely(self.tiles, self.plan.num_ctas)
+        return steps_overlap(self.tiles, self.plan.num_ctas, self.axis_size)
 
     def of_step(self, step) -> Plan:
         """Returns the tiles of one step, of which this CTA may have none."""

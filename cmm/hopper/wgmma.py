@@ -20,13 +20,9 @@ Source: PTX ISA 9.0, "wgmma.fence" and "wgmma.wait_group"; messages of ptxas 13.
 `sm90_mma_tma_gmma_ss_warpspecialized.hpp` in github.com/NVIDIA/cutlass.
 """
 
-from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import llvm
+from cmm.hopper.instruction import instruction
 
-from cmm import interpret
-
-_FENCE = "wgmma.fence.sync.aligned"
+_fence = instruction("wgmma.fence.sync.aligned")
 
 
 def fence_registers() -> None:
@@ -37,10 +33,3 @@ def fence_registers() -> None:
     Cost: one instruction (`WARPGROUP.ARRIVE` on Hopper). Simulated products need no fence.
     """
     _fence()
-
-
-@plgpu.inline_mgpu()
-@interpret.simulated_as(_FENCE)
-def _fence(context):
-    del context
-    llvm.inline_asm(ir.Type.parse("!llvm.void"), [], f"{_FENCE};", "", has_side_effects=True)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 
 from cmm.overhead.terms import Term, terms
-from cmm.results import Spread
+from cmm.results import Spread, short_kind
 
 
 @dataclasses.dataclass
@@ -78,7 +78,7 @@ PROTOCOL = (
 def file_name(record: Record) -> str:
     """Returns the name of a record's file: kind and number of devices, shapes and dtype."""
     first = record.measurements[0]
-    kind = first.machine["device_kind"].replace("NVIDIA ", "").replace(" ", "_").lower()
+    kind = short_kind(first.machine["device_kind"])
     kind = "simulated" if first.simulated else kind
     return f"overhead_{kind}_d{first.devices}_m{first.m_shard}_k{first.k}_n{first.n_shard}_{first.dtype}.json"
 

@@ -28,6 +28,7 @@ from cmm.peers.counting_experiment import Setting, run_delay
 from cmm.peers.jax_example import PUBLISHED_CONFIG, Config, load_example
 from cmm.peers.late_cta import LATE_CTA, LATE_DEVICE
 from cmm.provenance import machine, versions
+from cmm.results import short_kind
 from cmm.roofline import Problem
 
 _SIMULATED_DEVICES, _SIMULATED_CTAS = 3, 2
@@ -161,7 +162,7 @@ def _record(options, delays_us, mesh, setting):
 
 
 def _file_name(record):
-    kind = record["machine"]["device_kind"].replace("NVIDIA ", "").replace(" ", "_").lower()
+    kind = short_kind(record["machine"]["device_kind"])
     kind = "simulated" if record["simulated"] else kind
     return f"counting_fault_{kind}_d{record['problem']['axis_size']}.json"
 

@@ -99,12 +99,13 @@ def ladders(folder) -> Iterator[Figure]:
 
 def all_figures(axis_size: int, runs_folder) -> list[Figure]:
     """Returns the figures that explain the method and those of the runs recorded in `runs_folder`."""
-    runs = [run for run in load_all(runs_folder) if run.problem.axis_size > 1]  # One device gathers nothing.
+    recorded = load_all(runs_folder)
+    runs = [run for run in recorded if run.problem.axis_size > 1]  # One device gathers nothing.
     kernels = (
         *accounts(runs_folder),
         *ladders(runs_folder),
         *trace_figures(runs_folder),
-        *landscape_figures(runs_folder),
+        *landscape_figures(runs_folder, recorded),
     )
     return [*figures(axis_size, runs), *recorded_timelines(runs, runs_folder), *kernels]
 

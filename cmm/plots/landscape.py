@@ -4,7 +4,7 @@ import functools
 import json
 import math
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
@@ -19,12 +19,11 @@ from cmm.plots.palette import (
     MUTED,
     NEUTRAL,
     RULE,
-    SMALL_SIZE,
     WIDTH,
     styled,
 )
-from cmm.plots.shapes import MARGIN, axes_at, inches_from, page
-from cmm.results import Run, load_all
+from cmm.plots.shapes import MARGIN, axes_at, inches_from, key_at, page
+from cmm.results import Run
 from cmm.roofline import Problem, published_problem
 
 _PREFIX = "tune_"  # As `cmm.tune.tuning_record.file_name` begins.
@@ -38,12 +37,12 @@ _TEXT_LEFT_FROM = 0.55  # Names of dots further right than this share of the axi
 _GEMM_IN_SIGHT = 0.8  # If it takes less than this share of the fastest, showing its place would leave dots no room.
 
 
-def landscape_figures(folder) -> Iterator[tuple[str, Callable, Callable]]:
+def landscape_figures(folder, runs: Sequence[Run]) -> Iterator[tuple[str, Callable, Callable]]:
     """Yields name, drawing function and data function of a figure for each search on GPUs recorded in `folder`.
 
     Args:
-      folder: of files that `python -m cmm.tune` writes, `tune_*.json`, and of runs (see `cmm.results.load_all`), whose
-        GEMM only is shown where they have the same problem and kind of GPU.
+      folder: of files that `python -m cmm.tune` writes, `tune_*.json`.
+      runs: recorded runs. Where one has the same problem and kind of GPU, its GEMM only is shown.
     """
     for path in sorted(pathlib.Path(folder).glob(f"{_PREFIX}*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -53,7 +52,7 @@ def landscape_figures(folder) -> Iterator[tuple[str, Callable, Callable]]:
         # Its data lies in the same folder as the searches, so it must not look like one.
         stem = path.stem.replace(_PREFIX, "tuning_landscape_", 1)
         name = stem.partition("_m")[0] if problem == published_problem(problem.axis_size) else stem
-        run = next((run for run in load_all(folder) if is_same_work(run, record)), None)
+        run = next((run for run in runs if is_same_work(run, record)), None)
         yield name, functools.partial(draw_landscape, record, run), functools.partial(landscape_data, record, run)
 
 
@@ -94,9 +93,7 @@ def draw_landscape(record: dict, run: Run | None = None):
         top -= _ROW
     if data["gemm_only"]:
         _draw_gemm_only(ax, data["gemm_only"], height)
-    place = {"loc": "upper left", "bbox_to_anchor": (MARGIN / WIDTH, (bottom + key + 0.05) / fig.get_figheight())}
-    look = {"frameon": False, "fontsize": SMALL_SIZE, "borderaxespad": 0, "borderpad": 0, "handlelength": 1.5}
-    fig.legend(handles=handles, ncols=_KEY_COLUMNS, **place, **look)
+    key_at(fig, MARGIN, bottom + key + 0.05, _KEY_COLUMNS, handles, handlelength=1.5)
     return fig
 
 

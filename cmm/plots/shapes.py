@@ -15,6 +15,7 @@ from cmm.plots.palette import (
     INK,
     LABEL_SIZE,
     MUTED,
+    SMALL_SIZE,
     TITLE_SIZE,
     WIDTH,
     text_color,
@@ -86,6 +87,20 @@ def axes_at(fig: Figure, left: float, bottom: float, width: float, height: float
 def inches_from(ax):
     """Returns the transform whose units are inches right of and above the lower left corner of `ax`."""
     return ax.figure.dpi_scale_trans + ScaledTranslation(0, 0, ax.transAxes)
+
+
+def key_at(fig: Figure, left: float, top: float, columns: int, handles, **settings):
+    """Draws a key without a frame.
+
+    Args:
+      fig: the figure.
+      left, top: its upper left corner, in inches.
+      columns: how many entries stand side by side.
+      handles: what it shows; `settings` go to `Figure.legend`.
+    """
+    place = {"loc": "upper left", "bbox_to_anchor": (left / WIDTH, top / fig.get_figheight())}
+    look = {"frameon": False, "fontsize": SMALL_SIZE, "borderaxespad": 0, "borderpad": 0}
+    return fig.legend(handles=handles, ncols=columns, **place, **look, **settings)
 
 
 def block(ax, x, y, width, height, color=EMPTY, label="", size=LABEL_SIZE, **patch) -> Rectangle:

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from matplotlib.ticker import NullFormatter, NullLocator
 
-from cmm.bench.suites_report import AUTO_KERNEL, sweeps
+from cmm.bench.suites_report import BASELINE, sweeps
+from cmm.dispatch import AUTO_KERNEL
 from cmm.plots.palette import (
     ACCENT,
     CAPTION_SIZE,
@@ -18,9 +19,9 @@ from cmm.plots.palette import (
     styled,
     tint,
 )
-from cmm.plots.shapes import MARGIN, axes_at, heading, page
-from cmm.plots.sweep_records import BASELINE, PANELS, sweep_data
-from cmm.results import Run
+from cmm.plots.shapes import MARGIN, axes_at, heading, key_at, page
+from cmm.plots.sweep_records import PANELS, sweep_data
+from cmm.results import Run, short_kind
 from cmm.roofline import published_problem
 
 _Y_LABELS = {
@@ -56,12 +57,11 @@ def sweep_groups(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
     """
     measured = [run for run in runs if not run.simulated and run.problem.axis_size > 1]
     for kind in dict.fromkeys(run.machine["device_kind"] for run in measured):
-        short = kind.replace("NVIDIA ", "").replace(" ", "_").lower()
         for group in sweeps([run for run in measured if run.machine["device_kind"] == kind]):
             p = group[0].problem
             usual = published_problem(p.axis_size)
             is_usual = (p.k, p.n_shard, p.dtype) == (usual.k, usual.n_shard, usual.dtype)
-            name = f"time_against_rows_{short}_d{p.axis_size}"
+            name = f"time_against_rows_{short_kind(kind)}_d{p.axis_size}"
             yield (name if is_usual else f"{name}_k{p.k}_n{p.n_shard}_{p.dtype}"), group
 
 
@@ -82,10 +82,7 @@ def draw_sweep(runs: Sequence[Run]):
     fig, bottom = page(key + _BELOW + body + _ABOVE, _message(data), _caption(data))
     low = bottom + key + _BELOW
     axes = [_panel(fig, data, number, low) for number in range(len(data["panels"]))]
-    handles, names = axes[0].get_legend_handles_labels()
-    place = {"loc": "upper left", "bbox_to_anchor": (_LEFT / WIDTH, (bottom + key + 0.05) / fig.get_figheight())}
-    look = {"frameon": False, "fontsize": SMALL_SIZE, "borderaxespad": 0, "borderpad": 0, "handlelength": 2.6}
-    fig.legend(handles, names, ncols=_KEY_COLUMNS, **place, **look)
+    key_at(fig, _LEFT, bottom + key + 0.05, _KEY_COLUMNS, axes[0].get_legend_handles_labels()[0], handlelength=2.6)
     return fig
 
 

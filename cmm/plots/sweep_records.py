@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from cmm.bench.merge import ratio
-from cmm.bench.suites_report import AUTO_KERNEL, where_text
+from cmm.bench.suites_report import BASELINE, where_text
+from cmm.dispatch import AUTO_KERNEL
 from cmm.report import is_roof, is_wrong
 from cmm.results import MethodResult, Run, Spread
 
-BASELINE = "naive"
 # By the field of `cmm.results.Rounds`, that of `cmm.results.MethodResult` and what the panel is called.
 PANELS = {
     "call_us": ("call_time_us", "Call, on the GPU"),

@@ -21,7 +21,7 @@ import pathlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from cmm.results import Spread
+from cmm.results import Spread, short_kind
 from cmm.roofline import Problem
 from cmm.trace.critical import PARTS
 
@@ -157,7 +157,7 @@ class Account:
 
 def file_name(account: Account) -> str:
     """Returns the name of an account's file, like that of a run (`cmm.results.file_name`)."""
-    p, kind = account.problem, account.machine["device_kind"].replace("NVIDIA ", "").replace(" ", "_").lower()
+    p, kind = account.problem, short_kind(account.machine["device_kind"])
     return f"account_{kind}_d{p.axis_size}_m{p.m_shard}_k{p.k}_n{p.n_shard}_{p.dtype}.json"
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from cmm.hopper.config import MatmulDimension, TuningConfig
 from cmm.hopper.marks import PER_CELL, Layout
 from cmm.hopper.plan import Plan
+from cmm.results import short_kind
 from cmm.trace.call import Trace
 from cmm.trace.cells import cells_of
 from cmm.trace.offsets import Offsets
@@ -89,7 +90,7 @@ def from_record(record: dict) -> Trace:
 
 def file_name(record: dict) -> str:
     """Returns the name of the file of a record: kernel, device kind, number of devices, shapes and dtype."""
-    p, kind = record["problem"], record["device_kind"].replace("NVIDIA ", "").replace(" ", "_").lower()
+    p, kind = record["problem"], short_kind(record["device_kind"])
     kind = "simulated" if record["simulated"] else kind
     shape = f"d{p['axis_size']}_m{p['m_shard']}_k{p['k']}_n{p['n_shard']}_{p['dtype']}"
     return f"trace_{record['kernel']}_{kind}_{shape}.json"

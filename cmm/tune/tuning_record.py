@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 
 from cmm.provenance import machine, versions
+from cmm.results import short_kind
 from cmm.roofline import Problem
 from cmm.tune.search import CHAINED_CALLS, FINAL_STARTS, SCREENING_STARTS, Search
 from cmm.winners import Winner, config_fields
@@ -63,7 +64,7 @@ def winner(found: dict) -> Winner:
 
 def file_name(kernel: str, p: Problem, device_kind: str) -> str:
     """Returns the name of the result file: kernel, kind of device, number of devices, shapes and dtype."""
-    kind = device_kind.replace("NVIDIA ", "").replace(" ", "_").lower()
+    kind = short_kind(device_kind)
     return f"tune_{kernel}_{kind}_d{p.axis_size}_m{p.m_shard}_k{p.k}_n{p.n_shard}_{p.dtype}.json"
 
 
