@@ -131,11 +131,14 @@ class TuningConfig:
 
 
 # From large tiles, which need the fewest loads per product, to small ones, which fit more shapes; each as deep as fits.
+# Small tiles twice as deep, where k allows it: half as many loads and waits, which bound a short product.
 _DEFAULTS = (
     TuningConfig(),
     TuningConfig(tile_n=128, max_concurrent_steps=6),
+    TuningConfig(tile_n=64, tile_k=128, max_concurrent_steps=4),
     TuningConfig(tile_n=64, max_concurrent_steps=7),
     TuningConfig(tile_n=128, max_concurrent_steps=4, wg_dimension=MatmulDimension.N),
+    TuningConfig(tile_n=64, tile_k=128, max_concurrent_steps=4, wg_dimension=MatmulDimension.N),
     TuningConfig(tile_n=64, max_concurrent_steps=7, wg_dimension=MatmulDimension.N),
 )
 H100_MULTIPROCESSORS = 132
