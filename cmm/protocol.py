@@ -9,8 +9,8 @@ import numpy as np
 
 from cmm.roofline import Problem
 
-# A rate that large products come near to, to tell what a chain of calls will take: no measurement depends on it.
-_ASSUMED_FLOPS_PER_S = 600e12
+# Rates that large products come near to, to tell what a chain of calls will take: no measurement depends on them.
+_ASSUMED_FLOPS_PER_S = {"float16": 600e12, "bfloat16": 600e12, "float32": 45e12}
 # As long as the host's clock needs to time a chain well. More calls than that only cost time.
 _LONG_CHAIN_US = 18_000
 _LONG_CALL_US = 1000
@@ -67,7 +67,7 @@ ON_GPUS = Protocol(
 
 def on_gpus(problem: Problem) -> Protocol:
     """Returns the protocol for a problem on GPUs: `ON_GPUS`, with shorter chains where calls are long."""
-    call_us = problem.flops_per_device / _ASSUMED_FLOPS_PER_S * 1e6
+    call_us = problem.flops_per_device / _ASSUMED_FLOPS_PER_S[problem.dtype] * 1e6
     long_chain = int(np.clip(_LONG_CHAIN_US / call_us, 6, ON_GPUS.long_chain))
     long_starts = int(np.clip(_LONG_CHAIN_US / call_us / ON_GPUS.operand_sets, 2, ON_GPUS.long_starts))
     return dataclasses.replace(
