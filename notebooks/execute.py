@@ -5,17 +5,26 @@ Without arguments it runs all of them. A notebook that fails, or that prints to 
 
 import pathlib
 import sys
+import time
+from collections.abc import Callable
 
 import nbformat
 from nbclient import NotebookClient
-from rich.progress import track
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 FOLDER = pathlib.Path(__file__).parent
 CELL_TIMEOUT_S = 300
 
 
-def execute(path: pathlib.Path) -> None:
+def execute(path: pathlib.Path, report: Callable[[int, int], None] = lambda done, cells: None) -> dict[int, float]:
     """Runs one notebook in its own folder and writes it back, without what differs from machine to machine.
+
+    Args:
+      path: the notebook.
+      report: called with the number of cells that are done, and of all.
+
+    Returns:
+      How many seconds each cell of code took, by its number.
 
     Raises:
       nbclient.exceptions.CellExecutionError: a cell failed.
@@ -23,7 +32,23 @@ def execute(path: pathlib.Path) -> None:
     """
     notebook = nbformat.read(path, as_version=4)
     resources = {"metadata": {"path": str(FOLDER)}}
-    NotebookClient(notebook, timeout=CELL_TIMEOUT_S, resources=resources, record_timing=False).execute()
+    began, seconds = {}, {}
+
+    def begin(cell, cell_index):
+        began[cell_index] = time.monotonic()
+
+    def end(cell, cell_index, execute_reply):
+        seconds[cell_index] = time.monotonic() - began[cell_index]
+        report(cell_index + 1, len(notebook.cells))
+
+    NotebookClient(
+        notebook,
+        timeout=CELL_TIMEOUT_S,
+        resources=resources,
+        record_timing=False,
+        on_cell_execute=begin,
+        on_cell_executed=end,
+    ).execute()
     for number, cell in enumerate(notebook.cells):
         outputs = cell.get("outputs", [])
         if any(output.get("name") == "stderr" for output in outputs):
@@ -33,6 +58,7 @@ def execute(path: pathlib.Path) -> None:
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     notebook.metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
     nbformat.write(notebook, path)
+    return seconds
 
 
 def _merged(outputs):
@@ -46,7 +72,23 @@ def _merged(outputs):
     return merged
 
 
+def main(names: list[str]) -> None:
+    paths = [pathlib.Path(name) for name in names] or sorted(FOLDER.glob("*.ipynb"))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("cells"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, transient=True) as progress:
+        for path in paths:
+            task = progress.add_task(path.name, total=None)
+            seconds = execute(path, lambda done, cells, task=task: progress.update(task, completed=done, total=cells))
+            slowest = max(seconds, key=seconds.get)
+            print(f"{path.name}: {sum(seconds.values()):.0f} s, longest cell {slowest}: {seconds[slowest]:.0f} s")
+            progress.remove_task(task)
+
+
 if __name__ == "__main__":
-    paths = [pathlib.Path(name) for name in sys.argv[1:]] or sorted(FOLDER.glob("*.ipynb"))
-    for path in track(paths, description="running notebooks"):
-        execute(path)
+    main(sys.argv[1:])

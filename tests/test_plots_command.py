@@ -16,7 +16,12 @@ from cmm.timeline import Span, naive_timeline
 def test_command_writes_every_figure_with_its_data(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(palette, "PNG_DPI", 40)
     out, recorded = tmp_path / "out", tmp_path / "recorded"
-    runs = [run(2, (91.0, 146.0, 92.0)), run(4, simulated=True, status="simulated"), run(4, m_shard=512)]
+    runs = [
+        run(2, (91.0, 146.0, 92.0)),
+        run(4, simulated=True, status="simulated"),
+        run(4, m_shard=512),
+        run(4, dtype="bfloat16"),
+    ]
     for one in runs:
         results.save(one, recorded / results.file_name(one))
     calls = {"naive": list(naive_timeline(2, 45.0, 30.0)), "gemm_only": [Span(0, "compute", "compute", 0.0, 91.0)]}
@@ -32,7 +37,8 @@ def test_command_writes_every_figure_with_its_data(tmp_path, capsys, monkeypatch
         "timeline_predicted": plots.timeline_data(timelines, source),
         "roofline_bounds": plots.bounds_data(roofline.published_problem(2)),
         "utilization": plots.utilization_data(like_published),
-        "utilization_other": plots.utilization_data(runs[2:], ()),
+        "utilization_other": plots.utilization_data(runs[3:], ()),
+        "utilization_shapes_h200_d4": plots.utilization_shapes_data(runs[2:3]),
     }
     spans = json.loads((out / "data" / "timeline_recorded_h200_d2.json").read_text())["schedules"][0]["spans"]
     assert [Span(**span) for span in spans] == calls["naive"]

@@ -202,7 +202,7 @@ def test_the_command_draws_it_from_three_runs_on(tmp_path, count):
     names = [name for name, *_ in all_figures(4, tmp_path)]
     assert ("time_against_rows_h200_d2" in names) == (count >= 3)
     # Runs of a sweep have their own figure. Otherwise they are drawn like other shapes.
-    assert ("utilization_other" in names) == (count < 3)
+    assert ("utilization_shapes_h200_d2" in names) == (count < 3)
 
 
 def test_no_text_is_cut_off(monkeypatch):

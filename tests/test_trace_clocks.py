@@ -8,9 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 import cmm.interpret as ci
 from cmm import devices
-from cmm.hopper import (
-    clocks,
-)
+from cmm.hopper import clocks
 from cmm.hopper.marks import BEGIN, END, HEADER, LOADER, TICK
 from cmm.trace.offsets import Offsets, clock_program, offsets_from
 from cmm.trace.times import device_times
@@ -68,8 +66,20 @@ def test_the_length_of_a_cycle_may_change(tick_ns, source):
 
 def test_a_record_of_nothing_is_refused():
     raw, _ = _fake_record(32)
-    with pytest.raises(ValueError, match="no record of a call"):
+    with pytest.raises(ValueError, match="no record of a call: its first tick of the timer is at 0 ns"):
         device_times(np.zeros_like(raw))
+
+
+@pytest.mark.parametrize("slot, clock", [(BEGIN, "cycles"), (BEGIN + 1, "timer")])
+def test_clocks_that_run_backwards_are_named(slot, clock):
+    raw, _ = _fake_record(32)
+    raw[3, 1, slot, 1] += 1  # The high half.
+    with pytest.raises(ValueError, match=rf"by the {clock}, 1 of 48 roles end .*, such as role 1 of CTA 3, from \d+"):
+        device_times(raw)
+    standing = raw.copy()
+    standing[:, :, slot] = standing[:, :, slot + END - BEGIN]
+    with pytest.raises(ValueError, match=f"by the {clock}, all of it takes no time"):
+        device_times(standing)
 
 
 @pytest.mark.parametrize("axis_size", [2, 3, 4])

@@ -17,6 +17,8 @@ from cmm.plots.ring import draw_ring, draw_ring_steps, ring_data
 from cmm.plots.sweep import draw_sweep, sweep_data
 from cmm.plots.timeline import draw_predicted_timeline, draw_timeline, predicted_timelines, timeline_data
 from cmm.plots.utilization import draw_utilization
+from cmm.plots.utilization_shapes import draw_utilization_shapes
+from cmm.plots.utilization_shapes_records import utilization_shapes_data
 
 __all__ = [
     "account_data",
@@ -34,6 +36,7 @@ __all__ = [
     "draw_sweep",
     "draw_timeline",
     "draw_utilization",
+    "draw_utilization_shapes",
     "ladder_data",
     "landscape_data",
     "layout_data",
@@ -47,4 +50,5 @@ __all__ = [
     "sweep_data",
     "timeline_data",
     "utilization_data",
+    "utilization_shapes_data",
 ]

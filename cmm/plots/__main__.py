@@ -1,6 +1,7 @@
 """Redraws every figure of the project: `python -m cmm.plots`."""
 
 import argparse
+import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable, Iterator
@@ -24,6 +25,8 @@ from cmm.plots.sweep import draw_sweep, sweep_data, sweep_groups
 from cmm.plots.timeline import draw_predicted_timeline, predicted_timelines, timeline_data
 from cmm.plots.traces import trace_figures
 from cmm.plots.utilization import draw_utilization
+from cmm.plots.utilization_shapes import draw_utilization_shapes, utilization_shapes_groups
+from cmm.plots.utilization_shapes_records import utilization_shapes_data
 from cmm.results import Run, load, load_all, load_timelines, timelines_file_name
 from cmm.trace.account import load as load_account
 
@@ -38,8 +41,8 @@ def figures(axis_size: int, runs: list[Run]) -> Iterator[Figure]:
 
     Args:
       axis_size: number of devices in the figures that explain the method.
-      runs: recorded runs. Those with shapes and dtype of the published table share its figure, and so do those that
-        differ only in their rows per device; others have their own.
+      runs: recorded runs. Those with shapes and dtype of the published table share its figure, those with other dtypes
+        have another. Those that differ only in their rows per device share one, and so do all other shapes.
     """
     step = min(1, axis_size - 1)
     problem = roofline.published_problem(axis_size)
@@ -51,15 +54,22 @@ def figures(axis_size: int, runs: list[Run]) -> Iterator[Figure]:
     timelines, source = predicted_timelines(axis_size)
     yield "timeline_predicted", lambda: draw_predicted_timeline(axis_size), lambda: timeline_data(timelines, source)
     yield "roofline_bounds", lambda: draw_roofline_bounds(problem), lambda: bounds_data(problem)
-    swept = dict(sweep_groups(runs))
-    for name, group in swept.items():
+    for name, group in sweep_groups(runs):
         yield name, functools.partial(draw_sweep, group), functools.partial(sweep_data, group)
+    for name, group in utilization_shapes_groups(runs):
+        data = functools.partial(utilization_shapes_data, group)
+        yield name, functools.partial(draw_utilization_shapes, group), data
     reference = [run for run in runs if run.is_reference_work]
-    shown = [*reference, *(run for group in swept.values() for run in group)]
-    others = [run for run in runs if run not in shown]
+    other_dtypes = [run for run in runs if _has_published_shape(run) and run not in reference]
     yield "utilization", lambda: draw_utilization(reference), lambda: utilization_data(reference)
-    if not all(run.simulated for run in others):
-        yield "utilization_other", lambda: draw_utilization(others, ()), lambda: utilization_data(others, ())
+    if not all(run.simulated for run in other_dtypes):
+        draw, data = lambda: draw_utilization(other_dtypes, ()), lambda: utilization_data(other_dtypes, ())
+        yield "utilization_other", draw, data
+
+
+def _has_published_shape(run: Run) -> bool:
+    usual = roofline.published_problem(run.problem.axis_size)
+    return dataclasses.replace(run.problem, dtype=usual.dtype) == usual
 
 
 def recorded_timelines(runs: list[Run], folder) -> Iterator[Figure]:

@@ -17,7 +17,7 @@ from cmm.plots.palette import (
 from cmm.plots.shapes import MARGIN, axes_at, block, hatched, heading, inches_from, page
 from cmm.trace.account import GROUPS, INSIDE, TERMS, Account, MethodAccount
 
-_LEFT, _RIGHT = MARGIN + 1.75, 0.75
+_LEFT, _RIGHT = MARGIN + 1.75, 1.85
 _TERM_LEFT, _TERM_RIGHT = MARGIN + 3.3, 1.75
 _ROW, _BAR, _AXIS, _KEY, _HEADER = 0.36, 0.24, 0.5, 0.58, 0.42
 _KEY_LINE = 0.22
@@ -28,6 +28,7 @@ _COLORS = {
     "synchronization": DEVICE_COLORS[2],
     "pipeline": DEVICE_COLORS[3],
     "memory": DEVICE_COLORS[4],
+    "launch": DEVICE_COLORS[5],
     "not attributed": DEVICE_COLORS[6],
 }
 _GEMM = tint(NEUTRAL, 0.45)
@@ -50,7 +51,8 @@ def account_data(account: Account) -> dict:
             if value > 0:
                 bars.append({"name": name, "start_us": end_us, "end_us": end_us + value})
                 end_us += value
-        methods.append({"name": method.name, "title": method.title, "total_us": method.wall_us.median, "bars": bars})
+        about = {"total_us": method.wall_us.median, "unexplained_us": method.rest_us.median}
+        methods.append({"name": method.name, "title": method.title} | about | {"bars": bars})
     kernels = [_kernel_data(method) for method in account.methods if method.kernel]
     return {"gemm_only_us": gemm_us, "methods": methods, "kernels": kernels, "caption": account.caption()}
 
@@ -109,6 +111,9 @@ def _draw_bars(ax, data, top):
             block(ax, *place, linewidth=0.6, gid=gid, **_look(bar["name"]))
         end = max(bar["end_us"] for bar in method["bars"])
         ax.text(end, middle, f"  {method['total_us']:.0f}", size=SMALL_SIZE, va="center_baseline")
+        text, place = f"unexplained {method['unexplained_us']:+.1f}", WIDTH - _LEFT - _RIGHT + 0.6
+        look = {"size": CAPTION_SIZE, "color": MUTED, "transform": inches_from(ax)}
+        ax.text(place, middle, text, va="center_baseline", **look)
     look = {"color": INK, "linewidth": 1.3, "dashes": (4, 2.5), "zorder": 6, "clip_on": False}
     ax.plot([data["gemm_only_us"]] * 2, [0, top + 0.04], gid="gemm-only", **look)
 
@@ -182,7 +187,9 @@ def _message(data) -> str:
 
 def _caption(data) -> str:
     lines = [
-        "Dashed: kernel time of GEMM only. Not attributed: what is left of waits and gaps, without a known cause.",
+        "Dashed: kernel time of GEMM only. Launch: moments in which nothing runs.",
+        "Not attributed: what is left of waits inside kernels, without a known cause.",
+        "What saves time, unexplained or not, shortens the bar of GEMM only.",
         "Bars: medians over rounds; whiskers and brackets: 10th to 90th percentile.",
     ]
     if data["kernels"]:

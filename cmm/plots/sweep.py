@@ -20,7 +20,7 @@ from cmm.plots.palette import (
     tint,
 )
 from cmm.plots.shapes import MARGIN, axes_at, heading, key_at, page
-from cmm.plots.sweep_records import PANELS, sweep_data
+from cmm.plots.sweep_records import PANELS, less_certain_text, sweep_data
 from cmm.results import Run, short_kind
 from cmm.roofline import published_problem
 
@@ -174,8 +174,7 @@ def _caption(data) -> str:
             "measured M nothing is known."
         )
     for single in data["single_processes"]:
-        rounds = f" of {single['rounds']} rounds" if single["rounds"] else ""
-        lines.append(f"Less certain, one process{rounds}: {_rows_text(single['rows'])}.")
+        lines.append(f"Less certain, {less_certain_text(1, single['rounds'])}: {_rows_text(single['rows'])}.")
     for method in data["not_searched"]:
         lines.append(f"{method['title']} ran with a setting that was not searched for {_rows_text(method['rows'])}.")
     lines.append(f"Measured: {'; '.join(data['where'])}.")

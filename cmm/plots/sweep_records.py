@@ -18,7 +18,7 @@ PANELS = {
 # A call of the kernel does more than its matmul kernel, so these are not compared with gathering first.
 _NOT_COMPARED = ("kernel_us",)
 _ON_GPU = ("call_us", "kernel_us")
-_NOT_SEARCHED = "not searched for this problem"  # So `cmm.rungs` ends the details of JAX's example.
+NOT_SEARCHED = "not searched for this problem"  # So `cmm.rungs` ends the details of JAX's example.
 
 
 def sweep_data(runs: Sequence[Run]) -> dict:
@@ -57,6 +57,38 @@ def sweep_data(runs: Sequence[Run]) -> dict:
     }
 
 
+def is_faster(run: Run, kind: str, name: str = AUTO_KERNEL, other: str = BASELINE) -> bool | None:
+    """Returns whether a method takes less time than another beyond the spread.
+
+    Args:
+      run: a record of both.
+      kind: field of `cmm.results.Rounds`.
+      name: name of the method.
+      other: the one it is compared with.
+
+    Returns:
+      Whether it takes less time in 90 % of the rounds. `None` if one of the two was not measured or is wrong.
+    """
+    own_us, other_us = _time_of(run, name, kind), _time_of(run, other, kind)
+    if own_us is None or other_us is None:
+        return None
+    found = ratio(run, name, other, kind)
+    return found.p90 < 1 if found else own_us.p90 < other_us.p10
+
+
+def evidence(run: Run) -> tuple[int, int]:
+    """Returns how many processes have measured a run, and the rounds of all of them; 0 where that is not recorded."""
+    lengths = lambda of_processes: (max(map(len, vars(rounds).values())) for rounds in of_processes)
+    return run.processes, max((sum(lengths(of)) for of in run.rounds.values()), default=0)
+
+
+def less_certain_text(processes: int, rounds: int) -> str:
+    """Returns in words what `evidence` says, as a caption names it."""
+    if processes == 1:
+        return f"one process of {rounds} rounds" if rounds else "one process"
+    return f"{processes} processes, {rounds} rounds in all" if rounds else f"{processes} processes"
+
+
 def _time(run: Run, result: MethodResult, kind: str) -> Spread | None:
     """Returns one kind of time of a method if it was measured and its result is right."""
     if result.status != "measured" or is_wrong(run, result) or (kind in _ON_GPU and result.is_incomplete):
@@ -80,7 +112,7 @@ def _points(runs, name, kind) -> list[list]:
 
 def _crossing(runs, kind) -> dict | None:
     """Returns the comparison that `sweep_data` describes; `None` where nothing can be compared."""
-    compared = [(run.problem.m_shard, _is_faster(run, kind)) for run in runs]
+    compared = [(run.problem.m_shard, is_faster(run, kind)) for run in runs]
     compared = [(rows, yes) for rows, yes in compared if yes is not None]
     if not compared:
         return None
@@ -91,21 +123,11 @@ def _crossing(runs, kind) -> dict | None:
     }
 
 
-def _is_faster(run, kind) -> bool | None:
-    """Whether the kernel takes less time beyond the spread; `None` if one of the two was not measured."""
-    own, other = _time_of(run, AUTO_KERNEL, kind), _time_of(run, BASELINE, kind)
-    if own is None or other is None:
-        return None
-    found = ratio(run, AUTO_KERNEL, BASELINE, kind)
-    return found.p90 < 1 if found else own.p90 < other.p10
-
-
 def _single_processes(runs) -> list[dict]:
     """Returns which rows one process alone has measured, by the number of its rounds; 0 where that is not recorded."""
     rows: dict[int, list[int]] = {}
     for run in (run for run in runs if run.processes == 1):
-        lengths = (len(times) for of in run.rounds.values() for times in vars(of[0]).values())
-        rows.setdefault(max(lengths, default=0), []).append(run.problem.m_shard)
+        rows.setdefault(evidence(run)[1], []).append(run.problem.m_shard)
     return [{"rounds": rounds, "rows": of_rounds} for rounds, of_rounds in rows.items()]
 
 
@@ -114,6 +136,6 @@ def _not_searched(runs) -> list[dict]:
     rows: dict[str, list[int]] = {}
     for run in runs:
         for result in run.methods:
-            if _NOT_SEARCHED in result.details and _has_any_time(run, result):
+            if NOT_SEARCHED in result.details and _has_any_time(run, result):
                 rows.setdefault(result.title, []).append(run.problem.m_shard)
     return [{"title": title, "rows": of_title} for title, of_title in rows.items()]

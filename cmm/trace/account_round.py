@@ -19,11 +19,22 @@ from cmm.trace.periods import kernel_us, period_parts_us
 CALLS = 8  # In one program, on as many operand pairs, as in the ladder.
 STARTS = 4  # While the GPUs are recorded; the first one does not count.
 NOTING = ("recorded", "twin_recorded")
+_FEWEST_CALLS = 1  # Of a round, of each program that notes what it does.
 
 
 @dataclasses.dataclass
 class Method:
-    """A method that runs: its program, and for a ring kernel those that it is compared with."""
+    """A method that runs: its program, and for a ring kernel those that it is compared with.
+
+    Attributes:
+      name, title: of its rung.
+      program: its calls.
+      twin: the same kernel where nothing is sent.
+      recorded, twin_recorded: both while they note what they do.
+      rounds: what was measured, by number of the round.
+      traces: of the calls that were recorded from inside.
+      unreadable: why others are none.
+    """
 
     name: str
     title: str
@@ -33,6 +44,7 @@ class Method:
     twin_recorded: "Recorded | None" = None
     rounds: dict[int, Round] = dataclasses.field(default_factory=dict)
     traces: list[Trace] = dataclasses.field(default_factory=list)
+    unreadable: list[str] = dataclasses.field(default_factory=list)
 
     def programs(self) -> dict[str, Program]:
         """Returns what runs in a round, by name of the field."""
@@ -95,27 +107,39 @@ def _start(program):
     return [program.start_chain(program.operands) for _ in range(STARTS)]
 
 
-def read_round(method, wall_us, pieces) -> Round:
+def read_round(method, walls_us, pieces) -> Round:
+    """Returns what a round says of a method; `walls_us` are `Round.wall` and `Round.wall_recorded`.
+
+    Raises:
+      ValueError, RuntimeError: its recording is not complete.
+    """
     of = lambda kind: pieces[method.name, kind]
     kernels_us = of("program").kernels_us()
     slowest = max(kernels_us, key=kernels_us.get)
     period = period_parts_us(of("program").events[slowest], STARTS, CALLS)
     if method.twin is None:
-        return Round(wall_us, kernels_us[slowest], period)
+        return Round(*walls_us, kernels_us[slowest], period)
     parts, traces = _look_inside(method, "recorded", pieces)
     twin_parts, _ = _look_inside(method, "twin_recorded", pieces)
     twin_us, recorded_us, twin_recorded_us = (
         max(of(kind).kernels_us().values()) for kind in ("twin", "recorded", "twin_recorded")
     )
     method.traces += traces
-    return Round(wall_us, kernels_us[slowest], period, twin_us, parts, twin_parts, recorded_us, twin_recorded_us)
+    return Round(*walls_us, kernels_us[slowest], period, twin_us, parts, twin_parts, recorded_us, twin_recorded_us)
 
 
 def _look_inside(method, kind, pieces) -> tuple[dict[str, float], list[Trace]]:
     """Returns the parts of the critical chain of a program that notes what it does, and what it noted."""
     before, after = (offsets_from(pieces[method.name, kind, when].noted[0]) for when in ("before", "after"))
     offsets, layout = between(before, after), getattr(method, kind).layout
-    traces = [read_trace(method.name, layout, np.asarray(raw), offsets) for raw in pieces[method.name, kind].noted]
+    traces = []
+    for raw in pieces[method.name, kind].noted:
+        try:
+            traces.append(read_trace(method.name, layout, np.asarray(raw), offsets))
+        except ValueError as error:  # Other calls of this round may be right.
+            method.unreadable.append(str(error))
+    if len(traces) < _FEWEST_CALLS:
+        raise RuntimeError(f"{len(traces)} recorded calls can be read. {method.unreadable[-1]}")
     missing = sum(trace.missing() for trace in traces)
     if missing:
         raise RuntimeError(f"{missing} marks are missing in {len(traces)} recorded calls.")

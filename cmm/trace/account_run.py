@@ -11,7 +11,7 @@ from cmm import devices, provenance
 from cmm.chain import chained
 from cmm.measure import Program, spread, wall_time_in_program_us
 from cmm.protocol import order_in_round
-from cmm.recording import make_mark
+from cmm.recording import make_mark, record
 from cmm.roofline import Problem
 from cmm.rungs import AXIS, GEMM_ONLY, RUNGS, in_shard_map
 from cmm.trace.account import Account, MethodAccount
@@ -21,7 +21,7 @@ from cmm.trace.call import OffsetsAround
 from cmm.trace.record import KERNELS, multiply_as_twin, record_events, record_twin, recorded_program
 
 METHODS = ("naive", "ring", "ring_copy_engines", *KERNELS)
-_SHORT_STARTS, _LONG_STARTS = 3, 15
+_SHORT_STARTS, _LONG_STARTS = 4, 32
 _FEWEST_ROUNDS = 3
 
 
@@ -76,18 +76,21 @@ def measure_account(
         report(f"round {done + 1} of {rounds}", 0.4 + 0.6 * done / rounds)
         in_order = [methods[place] for place in order_in_round(len(methods), done)]
         try:
-            walls_us = [_wall_us(method.program) for method in in_order]
+            walls_us = _walls_us(in_order)
             pieces = record_round(in_order, around, mark, mesh.size)
         except Exception as error:
             skipped[f"round {done + 1}"] = f"{type(error).__name__}: {error}"
-            walls_us = []
-        for method, wall_us in zip(in_order, walls_us):
+            walls_us = [], []
+        for method, *of_method in zip(in_order, *walls_us):
             try:
-                method.rounds[done] = read_round(method, wall_us, pieces)
+                method.rounds[done] = read_round(method, of_method, pieces)
             except Exception as error:
                 skipped[f"{method.name}, round {done + 1}"] = f"{type(error).__name__}: {error}"
         done += 1
     report("done", 1.0)
+    for method in methods:
+        if method.unreadable:
+            skipped[f"{method.name}, {len(method.unreadable)} recorded calls"] = method.unreadable[0]
     if not gemm.rounds:
         raise RuntimeError(f"GEMM only could not be measured: {list(skipped.values())}")
     accounts = [_account(method, gemm) for method in methods if set(method.rounds) & set(gemm.rounds)]
@@ -101,9 +104,9 @@ def measure_account(
             f"{CALLS} calls on distinct operand pairs chained in a program, "
             f"started {STARTS} times while recorded, one profile a round, the first start and the first call of each "
             "start not counted; the last start also from inside; "
-            f"wall time: {_SHORT_STARTS} and "
-            f"{_LONG_STARTS} starts, difference per call; parts of chains: mean over the middle half of the recorded "
-            "calls of a round, by their length; medians over rounds, one process"
+            f"wall time: {_SHORT_STARTS} and {_LONG_STARTS} starts, difference per call, once as usual and once while "
+            "GPUs are recorded; parts of chains: mean over the middle half of the recorded calls of a round, by their "
+            "length; medians over rounds, one process"
         ),
         date=datetime.date.today().isoformat(),
         command=command,
@@ -144,8 +147,16 @@ def _warm_up(method) -> None:
         program.wait(program.start_chain(program.operands))
 
 
-def _wall_us(program) -> float:
-    return wall_time_in_program_us(program, _SHORT_STARTS, _LONG_STARTS)
+def _walls_us(methods) -> tuple[list[float], list[float]]:
+    """Returns the time per call of each method by the host's clock: as usual, and while GPUs are recorded."""
+    recorded_us = []
+
+    def measure():
+        return [wall_time_in_program_us(method.program, _SHORT_STARTS, _LONG_STARTS) for method in methods]
+
+    usual_us = measure()
+    record(lambda: recorded_us.extend(measure()), wait=lambda _: None)
+    return usual_us, recorded_us
 
 
 def _account(method, gemm) -> MethodAccount:

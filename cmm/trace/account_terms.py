@@ -14,7 +14,8 @@ class Round:
     """What one round has measured of one method, in µs.
 
     Attributes:
-      wall: per call in a program.
+      wall: per call in a program, by the host's clock.
+      wall_recorded: the same while GPUs are recorded.
       kernel: of its matmul kernels.
       period: as `cmm.trace.periods.period_parts_us` returns it, of the slowest GPU.
       twin: kernel time of its twin; `None` for a method that is no ring kernel, as all that follows.
@@ -24,6 +25,7 @@ class Round:
     """
 
     wall: float
+    wall_recorded: float
     kernel: float
     period: dict[str, float]
     twin: float | None = None
@@ -69,6 +71,7 @@ def account_of(name: str, title: str, rounds: list[Round], gemm_only_us: list[fl
 
 def _terms(one: Round, gemm_us: float) -> dict[str, float]:
     outside = {name: value for name, value in one.period.items() if name != "matmul"}
+    outside["recorder"] = one.wall - one.wall_recorded
     if one.twin is None:
         return {"own_products": one.period["matmul"] - gemm_us} | outside
     parts = {name: value - one.twin_parts[name] for name, value in one.parts.items()}

@@ -133,10 +133,8 @@ def device_times(raw) -> tuple[np.ndarray, int, Clock]:
     header = to_int64(raw[:, :, :HEADER])
     cycles, timer = header[:, :, [BEGIN, END]], header[:, :, [BEGIN + 1, END + 1]]
     ticks = Ticks(header[:, LOADER, TICK : TICK + 3])
-    elapsed_ns = np.diff(timer)
-    if ticks.origin <= 0 or (elapsed_ns < 0).any() or (np.diff(cycles) < 0).any() or not elapsed_ns.sum():
-        raise ValueError("This is no record of a call: its clocks run backwards, or stand still.")
-    rate = float(np.diff(cycles).sum() / elapsed_ns.sum())
+    _check_clocks(ticks, timer, cycles)
+    rate = float(np.diff(cycles).sum() / np.diff(timer).sum())
     tick_ns = int(np.gcd.reduce(np.concatenate([(timer - ticks.origin).ravel(), ticks.ns - ticks.origin])))
     by_timer, by_cycles = ticks.by_timer(raw), ticks.by_cycles(raw, rate)
     by_timer[:, :, [BEGIN, END]] = timer - ticks.origin
@@ -153,6 +151,23 @@ def device_times(raw) -> tuple[np.ndarray, int, Clock]:
         source, times, error_ns = "cycles", by_cycles, tick_error_ns + disagreement_ns
     clock = Clock(source, float(error_ns), rate, tick_ns, tick_error_ns, disagreement_ns)
     return np.where(noted, times, np.nan), ticks.origin, clock
+
+
+def _check_clocks(ticks, timer, cycles) -> None:
+    """Raises a `ValueError` if a clock was not read, runs backwards or stands still; both are `[CTA, role, 2]`."""
+    if ticks.origin <= 0:
+        raise ValueError(f"This is no record of a call: its first tick of the timer is at {ticks.origin} ns.")
+    for name, unit, clock in (("timer", "ns", timer), ("cycles", "cycles", cycles)):
+        lasted = np.diff(clock)[..., 0]
+        if (lasted < 0).any():
+            cta, role = np.unravel_index(lasted.argmin(), lasted.shape)
+            begin, end = clock[cta, role]
+            raise ValueError(
+                f"This is no record of a call: by the {name}, {(lasted < 0).sum()} of {lasted.size} roles end before "
+                f"they begin, such as role {role} of CTA {cta}, from {begin} to {end} {unit}."
+            )
+        if not lasted.any():
+            raise ValueError(f"This is no record of a call: by the {name}, all of it takes no time.")
 
 
 def call_times(raw, offsets_ns) -> tuple[Times, list[Clock]]:
