@@ -15,6 +15,9 @@ _ASSUMED_FLOPS_PER_S = {"float16": 600e12, "bfloat16": 600e12, "float32": 45e12}
 _LONG_CHAIN_US = 18_000
 _LONG_CALL_US = 1000
 
+# What a comparison of methods needs: they differ between processes, and between rounds of one.
+LEAST_PROCESSES, LEAST_ROUNDS_IN_ALL = 3, 20
+
 
 @dataclasses.dataclass(frozen=True)
 class Protocol:

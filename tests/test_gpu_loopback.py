@@ -9,8 +9,6 @@ import functools
 import types
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import pallas as pl
@@ -72,6 +70,13 @@ def operands(gpu, m, k, n, dtype, seed):
     return jax.random.normal(keys[0], (m, k), dtype), jax.random.normal(keys[1], (k, n), dtype)
 
 
+@jax.jit
+def differences(out, slots, shard, product):
+    """Returns how many elements are wrong, in the result of each step and in each slot; counted on the GPU."""
+    count = lambda found, expected: (found.reshape(-1, *expected.shape) != expected).sum((1, 2))
+    return count(out, product), count(slots, shard)
+
+
 @pytest.mark.parametrize("steps", [2, 4, 8])
 @pytest.mark.parametrize("m, k, n", SHAPES)
 @pytest.mark.parametrize("method", MODULES)
@@ -82,8 +87,6 @@ def test_each_step_gives_the_product(hopper, monkeypatch, method, m, k, n, steps
     assert not spans or m < 1024 or (m, k, n) == LONG_STEPS
     for seed in range(10):
         pair = operands(hopper, m, k, n, dtype, seed)
-        out, slots, *_ = jax.block_until_ready(kernel(*pair))
-        expected = np.asarray(jnp.tile(jax.jit(cmm.matmul)(*pair), (steps, 1)))
-        np.testing.assert_array_equal(np.asarray(out), expected)
-        np.testing.assert_array_equal(np.asarray(slots), np.tile(np.asarray(pair[0]), (steps - 1, 1, 1)))
-        del out, slots
+        out, slots, *_ = kernel(*pair)
+        in_out, in_slots = differences(out, slots, pair[0], jax.jit(cmm.matmul)(*pair))
+        assert (in_out.tolist(), in_slots.tolist()) == ([0] * steps, [0] * (steps - 1))

@@ -8,16 +8,10 @@ from figure_parts import by_gid
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
-import cmm.bench.__main__ as bench
 from cmm import results, roofline
 from cmm.plots.__main__ import all_figures
 from cmm.plots.utilization_shapes import draw_utilization_shapes, utilization_shapes_groups
-from cmm.plots.utilization_shapes_records import (
-    LEAST_PROCESSES,
-    LEAST_ROUNDS_IN_ALL,
-    suite_title,
-    utilization_shapes_data,
-)
+from cmm.plots.utilization_shapes_records import suite_title, utilization_shapes_data
 from cmm.roofline import Problem
 
 NAME = "utilization_shapes_h200_d2"
@@ -177,10 +171,6 @@ def test_caption_names_what_is_less_certain():
     assert "Less certain" not in said and "not searched" not in said
     one = replace(runs[0], "jax_example", details=details)
     assert "not searched for 2048 × 4096 × 7168, bfloat16." in caption(draw_utilization_shapes([one, runs[1]]))
-
-
-def test_a_comparison_needs_as_much_as_the_benchmark_says():
-    assert (LEAST_PROCESSES, LEAST_ROUNDS_IN_ALL) == (bench._LEAST_PROCESSES, bench._LEAST_ROUNDS_IN_ALL)
 
 
 def test_peaks_are_named_by_dtype_where_they_differ():

@@ -21,8 +21,8 @@ from cmm.bench.options import command_of, parse, plan_of
 from cmm.bench.processes import Collected, Refused, collect
 from cmm.bench.suites_report import shape_text, sweeps
 from cmm.bench.tables import print_run, print_sweep
+from cmm.protocol import LEAST_PROCESSES, LEAST_ROUNDS_IN_ALL
 
-_LEAST_PROCESSES, _LEAST_ROUNDS_IN_ALL = 3, 20
 # What a shell reports for a command that Ctrl-C has ended: 128 and the number of the signal.
 _INTERRUPTED = 130
 
@@ -129,9 +129,9 @@ def _print_all(console, options, collected, merged) -> None:
         print_run(console, run)
     for sweep in sweeps(runs):
         print_sweep(console, sweep)
-    too_few = options.processes < _LEAST_PROCESSES or options.processes * options.rounds < _LEAST_ROUNDS_IN_ALL
+    too_few = options.processes < LEAST_PROCESSES or options.processes * options.rounds < LEAST_ROUNDS_IN_ALL
     if runs and too_few and not (options.simulate or options.peers_only):
-        console.print(f"[yellow]A comparison needs {_LEAST_PROCESSES} processes, {_LEAST_ROUNDS_IN_ALL} rounds in all.")
+        console.print(f"[yellow]A comparison needs {LEAST_PROCESSES} processes, {LEAST_ROUNDS_IN_ALL} rounds in all.")
     if collected.time_is_up:
         console.print(f"[yellow]time is up: not every problem was measured by {options.processes} processes")
     for trouble in collected.troubles:

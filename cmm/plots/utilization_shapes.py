@@ -20,7 +20,8 @@ from cmm.plots.palette import (
 from cmm.plots.shapes import MARGIN, axes_at, block, heading, inches_from, page
 from cmm.plots.sweep import sweep_groups
 from cmm.plots.sweep_records import less_certain_text
-from cmm.plots.utilization_shapes_records import LEAST_PROCESSES, LEAST_ROUNDS_IN_ALL, has_bars, utilization_shapes_data
+from cmm.plots.utilization_shapes_records import has_bars, utilization_shapes_data
+from cmm.protocol import LEAST_PROCESSES, LEAST_ROUNDS_IN_ALL
 from cmm.results import Run, short_kind
 from cmm.roofline import published_problem
 

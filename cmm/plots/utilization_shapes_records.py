@@ -8,13 +8,12 @@ from cmm.bench.suites_report import BASELINE, where_text
 from cmm.dispatch import AUTO_KERNEL
 from cmm.plots.rates import utilization_data
 from cmm.plots.sweep_records import NOT_SEARCHED, evidence, is_faster
+from cmm.protocol import LEAST_PROCESSES, LEAST_ROUNDS_IN_ALL
 from cmm.report import is_wrong
 from cmm.results import NOT_ASKED_FOR, MethodResult, Run
 from cmm.roofline import Problem
 from cmm.suites import SUITES, suite
 
-# What a comparison needs, as `python -m cmm.bench` says.
-LEAST_PROCESSES, LEAST_ROUNDS_IN_ALL = 3, 20
 _EXAMPLE = "jax_example"
 
 
