@@ -25,6 +25,20 @@ def test_bars_are_measured_rates():
     assert not any("published" in text.lower() for text in texts(fig))
 
 
+def test_caption_says_which_time_by_the_hosts_clock_is_drawn():
+    def with_walls(one, field):
+        methods = (dataclasses.replace(m, **{field: m.call_time_us}) for m in one.methods)
+        return dataclasses.replace(one, methods=tuple(methods))
+
+    said = lambda *runs: " ".join(" ".join(texts(plots.draw_utilization(runs, published=()))).split())
+    alone, in_program = with_walls(run(4), "wall_time_us"), with_walls(run(2), "wall_time_in_program_us")
+    assert "count too: calls alone. " in said(alone)
+    assert "count too: calls alone on 4 devices, calls in a program on 2 devices. " in said(alone, in_program)
+    assert "calls in a program on 1 and 2 devices" in said(
+        in_program, with_walls(run(1), "wall_time_in_program_us"), alone
+    )
+
+
 def test_bounds_are_dashed_lines_at_their_rates():
     fig = plots.draw_utilization([run(4)], published=())
     limits = by_gid(fig, "limit-0-4-")

@@ -120,7 +120,8 @@ def _draw_bars(ax, data, top):
 
 def _draw_key(ax, top, data):
     """Writes which look means what, in two lines above the bars."""
-    used = dict.fromkeys(bar["name"] for method in data["methods"] for bar in method["bars"])
+    used = {bar["name"] for method in data["methods"] for bar in method["bars"]}
+    used |= {row["group"] for kernel in data["kernels"] for row in kernel["rows"]}
     names = [name for name in ("GEMM only", *GROUPS, "unexplained") if name in used]
     place, in_a_line = {"transform": inches_from(ax)}, (len(names) + 1) // 2
     for number, name in enumerate(names):
@@ -189,7 +190,8 @@ def _caption(data) -> str:
     lines = [
         "Dashed: kernel time of GEMM only. Launch: moments in which nothing runs.",
         "Not attributed: what is left of waits inside kernels, without a known cause.",
-        "What saves time, unexplained or not, shortens the bar of GEMM only.",
+        "What saves time, unexplained or not, shortens the bar of GEMM only. Totals are by another clock than kernel "
+        "times, so that of GEMM only may be shorter than its kernel.",
         "Bars: medians over rounds; whiskers and brackets: 10th to 90th percentile.",
     ]
     if data["kernels"]:

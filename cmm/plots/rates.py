@@ -19,6 +19,7 @@ class Bar:
       time_us: median call time in microseconds.
       p10_us, p90_us: its 10th and 90th percentile, `None` if not known.
       wall_utilization: share of the peak by the host's clock, in which gaps between kernels count; `None` if not known.
+      wall_of: "calls in a program" or "calls alone", whichever time by the host's clock this is.
       kernel_utilization: share of the peak by the time of the matmul kernels alone; `None` if not known.
       utilization: share of the peak, 0 to 1.
       peak_tflops: what 100 % means, in TFLOP/s per device.
@@ -34,6 +35,7 @@ class Bar:
     p10_us: float | None
     p90_us: float | None
     wall_utilization: float | None
+    wall_of: str
     kernel_utilization: float | None
     utilization: float
     peak_tflops: float
@@ -109,8 +111,10 @@ def _measured_bar(run: Run, result: MethodResult, machine: roofline.Machine) -> 
     peak_tflops = roofline.peak_flops_per_s(machine, run.problem.dtype) / 1e12
     where = (_panel(run), run.problem.axis_size, result.name, result.title)
     times = (time.median, time.p10, time.p90)
-    shares = (share(result.wall_time_in_program_us or result.wall_time_us), share(result.kernel_time_us), share(time))
-    return Bar(*where, *times, *shares, peak_tflops, "measured", run.caption())
+    in_program = result.wall_time_in_program_us
+    wall = share(in_program or result.wall_time_us), f"calls {'in a program' if in_program else 'alone'}"
+    shares = (share(result.kernel_time_us), share(time))
+    return Bar(*where, *times, *wall, *shares, peak_tflops, "measured", run.caption())
 
 
 def _measured_limits(run: Run, machine: roofline.Machine) -> list[Limit]:
@@ -133,7 +137,7 @@ def _published_bars(row: roofline.PublishedRow) -> list[Bar]:
     )
     return [
         Bar(
-            *(_published_panel(problem), row.axis_size, name, title, time_us, None, None, None, None),
+            *(_published_panel(problem), row.axis_size, name, title, time_us, None, None, None, "", None),
             *(roofline.utilization(problem, time_us, machine), peak_tflops, "published", roofline.PUBLISHED_SOURCE),
         )
         for name, title, time_us in methods

@@ -200,13 +200,25 @@ def _felt(bar: dict) -> float:
     return bar["wall_utilization"] or bar["utilization"]
 
 
+def _walls(bars) -> str:
+    """Says which time by the host's clock diamonds show; records of several numbers of devices may differ in it."""
+    kinds: dict[str, set[int]] = {}
+    for bar in bars:
+        if bar["wall_utilization"]:
+            kinds.setdefault(bar["wall_of"], set()).add(bar["axis_size"])
+    if len(kinds) < 2:
+        return "".join(kinds)
+    at = lambda sizes: " and ".join(map(str, sorted(sizes)))
+    return ", ".join(f"{kind} on {at(sizes)} devices" for kind, sizes in kinds.items())
+
+
 def _caption(data: dict) -> str:
     """Names the sources of all bars, and says what the lines mean."""
     lines = []
     if any(bar["provenance"] == "measured" for bar in data["bars"]):
         lines.append("T_lower: the longer of products at peak rate and transfers at link rate. T_upper: their sum.")
         lines.append("Bars: median time in which a GPU works on the call; whiskers: 10th to 90th percentile.")
-        lines.append("Diamonds: by the host's clock, in which gaps between kernels count too.")
+        lines.append(f"Diamonds: by the host's clock, in which gaps between kernels count too: {_walls(data['bars'])}.")
     if any(bar["kernel_utilization"] for bar in data["bars"]):
         lines.append("Triangles: by the time of the matmul kernels alone.")
     if any(bar["provenance"] == "published" for bar in data["bars"]):
