@@ -79,13 +79,13 @@ def terms(gpu_parts: Mapping[str, float], wall_us: Spread, start_us: float, call
         Term(
             "start of a program",
             waits_us,
-            f"host's clock: {start_us:.0f} to start an empty kernel for each of {calls} calls, less what GPUs need; "
-            f"recorded gap between programs {gpu_parts['idle'] / calls:.1f} per call",
+            f"host's clock: {start_us / calls:.0f} per call to start as many empty kernels, less the {len(GPU_PARTS)} "
+            f"terms above, at least 0; recorded gap between programs {gpu_parts['idle'] / calls:.1f} per call",
         )
     )
     rest_us = wall_us.median - gpu_us - waits_us
     half_us = (wall_us.p90 - wall_us.p10) / 2
-    found.append(Term("rest", rest_us, f"wall time less all others; half its spread is {half_us:.1f}"))
+    found.append(Term("rest", rest_us, f"wall time less all others; uncertain by ± {half_us:.1f}"))
     return found
 
 

@@ -30,7 +30,10 @@ STAGES_KEY = (
     "One lane is one stage in shared memory; numbers count uses. Light: TMA loads the tiles of A and B. Dark: they are "
     "multiplied. Gray: the stage waits. Simulated: the order holds, lengths say nothing about GPUs."
 )
-SENDS_KEY = "Arrow: the tile of A in this stage is sent to the neighbour. Colour: the step of the ring."
+SENDS_KEY = (
+    "Arrow: from the stage at its foot the tile of A goes to the neighbour, not to the lane above. "
+    "Colour: the step of the ring."
+)
 
 
 def tile_order(plan: Plan) -> list[tuple[int, int]]:
