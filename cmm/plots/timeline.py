@@ -71,7 +71,7 @@ def _idle(spans: Sequence[Span]) -> list[Span]:
         reached = start
         for begins, ends in [*lane, (end, end)]:
             if begins - reached > _SHORTEST_GAP_US:
-                idle.append(Span(device, "compute", "wait", reached, begins, label="idle"))
+                idle.append(Span(device, "compute", "wait", reached, begins))
             reached = max(reached, ends)
     return idle
 
@@ -203,7 +203,7 @@ def _draw_span(ax, span: dict, low: float, height: float, gid: str):
     text = span["label"] or (span["kind"] if span["shard"] is None else lhs_name(span["shard"]))
     look = {"linewidth": 0.6, "gid": gid}
     if span["kind"] == "wait":
-        text, look = span["label"] or "wait", look | hatched(MUTED)
+        text, look = "idle" if span["lane"] == "compute" else "wait", look | hatched(MUTED)
     elif span["lane"] != "compute":
         # Paler and thinner than products, so that the lanes differ without colour too.
         color = tint(color, 0.55)
