@@ -9,8 +9,8 @@ from cmm.naive import all_gather_matmul_naive
 from cmm.ring import all_gather_matmul_ring, all_gather_matmul_ring_bidirectional
 
 # "auto" takes no kernel for a step of fewer FLOPs. Measured by `python -m cmm.bench --suite m-sweep` on 2 H200, with
-# k = n_shard = 4096: on the GPUs the kernel's calls were shorter from 64 rows per device on. By the host's clock, in a
-# program, they gained nothing with 64 (2.1 GFLOP); from 128 (4.3) on they were never slower beyond the rounds' spread.
+# k = n_shard = 4096: on the GPUs the kernel's calls were shorter from 64 rows per device on, 2.1 GFLOP. By the host's
+# clock, in a program, the two were not told apart up to 256 rows, and the kernel gained clearly from 1024 on.
 _LEAST_STEP_FLOPS = 4e9
 
 

@@ -72,6 +72,13 @@ def _merged(outputs):
     return merged
 
 
+def _longest(seconds: dict[int, float]) -> str:
+    if not seconds:
+        return "no code"
+    cell = max(seconds, key=seconds.get)
+    return f"longest cell {cell}: {seconds[cell]:.0f} s"
+
+
 def main(names: list[str]) -> None:
     paths = [pathlib.Path(name) for name in names] or sorted(FOLDER.glob("*.ipynb"))
     columns = (
@@ -85,8 +92,7 @@ def main(names: list[str]) -> None:
         for path in paths:
             task = progress.add_task(path.name, total=None)
             seconds = execute(path, lambda done, cells, task=task: progress.update(task, completed=done, total=cells))
-            slowest = max(seconds, key=seconds.get)
-            print(f"{path.name}: {sum(seconds.values()):.0f} s, longest cell {slowest}: {seconds[slowest]:.0f} s")
+            print(f"{path.name}: {sum(seconds.values()):.0f} s, {_longest(seconds)}")
             progress.remove_task(task)
 
 

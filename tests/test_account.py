@@ -113,7 +113,7 @@ def test_terms_and_rest_add_up():
         assert total == pytest.approx(beyond)
     assert naive.terms["own_products"].median == pytest.approx(-1) and naive.kernel is None
     assert naive.terms["recorder"].median == pytest.approx(-2) and naive.rest_us.median == pytest.approx(3)
-    assert naive.sums() == pytest.approx((54 - 1 + 1 - 2, 0, 54 + 1 + 1 + 2))
+    assert naive.sums() == pytest.approx((54 - 1 + 1, -2, 54 + 1 + 1 + 2))
 
 
 def test_what_has_no_cause_counts_as_not_attributed_and_cancelling_shows():
@@ -123,12 +123,13 @@ def test_what_has_no_cause_counts_as_not_attributed_and_cancelling_shows():
     assert kernel.kernel.share == pytest.approx(_account().methods[-1].kernel.share)
     assert kernel.sums(INSIDE) == pytest.approx((9.5 - 4, 4, 9.5 + 8))
     assert {name for name in TERMS if TERMS[name][1] == "not attributed"} == set(NOT_ATTRIBUTED)
-    assert set(NOT_ATTRIBUTED) == {"refill", "wait"} and {group for _, group in TERMS.values()} == set(GROUPS)
+    assert set(NOT_ATTRIBUTED) == {"refill", "wait", "recorder"}
+    assert {group for _, group in TERMS.values()} == set(GROUPS)
     (drawn,) = account_data(account)["kernels"]
     assert (drawn["not_attributed_us"], drawn["absolute_us"]) == pytest.approx((4, 17.5))
     bars = {bar["name"]: bar for bar in account_data(account)["methods"][-1]["bars"]}
-    assert bars["not attributed"]["end_us"] - bars["not attributed"]["start_us"] == pytest.approx(4)
-    assert bars["launch"]["end_us"] - bars["launch"]["start_us"] == pytest.approx(1 - 0.25)
+    assert bars["not attributed"]["end_us"] - bars["not attributed"]["start_us"] == pytest.approx(4 - 0.25)
+    assert bars["gaps"]["end_us"] - bars["gaps"]["start_us"] == pytest.approx(1)
 
 
 def test_file_and_figure(tmp_path):
@@ -159,7 +160,7 @@ def test_table(capsys):
     out = capsys.readouterr().out
     assert "the sum covers 95 %" in out and "recorded calls stand for usual ones" in out
     assert "With a cause +5.50, not attributed +4.00, absolute terms 17.50 together" in out
-    assert out.count("(not attributed)") == 2 and "not attributed and unexplained" in out
+    assert out.count("(not attributed)") == 3 and "not attributed and unexplained" in out
     assert "ring: RuntimeError: no events" in out
 
 
@@ -221,26 +222,58 @@ def test_measuring_makes_an_account_of_every_method_that_runs(monkeypatch):
     assert gemm.terms["gap"].median == pytest.approx(9)
 
 
-def test_a_recorded_call_that_cannot_be_read_is_left_out_and_named(monkeypatch):
+@pytest.fixture
+def look_inside(monkeypatch):
+    """`look(noted)`: reads recorded calls of which those called "bad" are none; returns parts, traces, the method."""
+
     def read_trace(kernel, layout, raw, offsets):
-        if raw == 1:
-            raise ValueError("clocks of call 1")
-        return types.SimpleNamespace(length_us=[90.0, 91.0 + raw], missing=lambda: 0)
+        if raw == "bad":
+            raise ValueError(f"clocks of a {raw} call")
+        return types.SimpleNamespace(length_us=[90.0, float(raw)], missing=lambda: 0)
 
     monkeypatch.setattr(account_round, "read_trace", read_trace)
     monkeypatch.setattr(account_round, "offsets_from", lambda noted: None)
     monkeypatch.setattr(account_round, "between", lambda before, after: None)
     monkeypatch.setattr(account_round, "call_us", lambda trace: trace.length_us)
     monkeypatch.setattr(account_round, "critical_parts_us", lambda trace, device: {"end": trace.length_us[device]})
-    recorded = types.SimpleNamespace(layout=None)
-    method = account_round.Method("pallas", "one kernel", None, recorded=recorded)
-    pieces = {("pallas", "recorded", when): types.SimpleNamespace(noted=[0]) for when in ("before", "after")}
-    pieces["pallas", "recorded"] = types.SimpleNamespace(noted=[0, 1, 2])
-    parts, traces = account_round._look_inside(method, "recorded", pieces)
-    assert parts == {"end": 92.0} and len(traces) == 2 and method.unreadable == ["clocks of call 1"]
-    pieces["pallas", "recorded"].noted = [1]
-    with pytest.raises(RuntimeError, match="0 recorded calls can be read. clocks of call 1"):
-        account_round._look_inside(method, "recorded", pieces)
+
+    def look(noted, kind="recorded"):
+        method = account_round.Method("pallas", "one kernel", None)
+        setattr(method, kind, types.SimpleNamespace(layout=None))
+        pieces = {("pallas", kind, when): types.SimpleNamespace(noted=[0]) for when in ("before", "after")}
+        pieces["pallas", kind] = types.SimpleNamespace(noted=noted)
+        return *account_round._look_inside(method, kind, pieces), method
+
+    return look
+
+
+def test_recorded_calls_that_cannot_be_read_are_left_out_and_named(look_inside):
+    parts, traces, method = look_inside(["91", "bad", "93"], "twin_recorded")
+    assert parts == {"end": 92.0} and len(traces) == 2
+    assert method.unreadable == {"twin_recorded": ["clocks of a bad call"]}
+    assert account_run._unreadable([method]) == {"pallas, 1 calls (twin_recorded)": "clocks of a bad call"}
+    with pytest.raises(RuntimeError, match=r"1 of 2 calls \(recorded\) can be read. clocks of a bad call"):
+        look_inside(["91", "bad"])
+
+
+@pytest.mark.parametrize("recorded_first", [False, True])
+def test_calls_are_timed_as_usual_and_while_gpus_are_recorded(monkeypatch, recorded_first):
+    recording, order = [], []
+
+    def record(run, wait):
+        recording.append(True)
+        run()
+        recording.pop()
+
+    def wall_us(program, short, long):
+        order.append(bool(recording))
+        return program + 20.0 * bool(recording)
+
+    monkeypatch.setattr(account_run, "record", record)
+    monkeypatch.setattr(account_run, "wall_time_in_program_us", wall_us)
+    methods = [types.SimpleNamespace(program=time_us) for time_us in (95.0, 150.0)]
+    assert account_run._walls_us(methods, recorded_first) == ([95.0, 150.0], [115.0, 170.0])
+    assert order == [recorded_first] * 2 + [not recorded_first] * 2
 
 
 def test_simulated_devices_have_no_account():

@@ -62,6 +62,11 @@ def test_default_configuration_gets_smaller_with_the_shape():
     assert default_config(512, 4096, 4096, "float16", num_ctas=64).cta_tile_n == 256
     assert default_config(1024, 192, 4096, "float16").cta_tile_n == 64
     assert default_config(64, 128, 64, "float16").cta_tile_m == 64
+    for m, minor in ((128, "M"), (64, "N")):  # A small tile is loaded deep, where k allows it.
+        deep, shallow = (default_config(m, 4096, k, "float16", steps=2) for k in (4096, 192))
+        assert (deep.tile_k, deep.max_concurrent_steps, deep.wg_dimension.name) == (128, 4, minor)
+        assert (shallow.tile_k, shallow.max_concurrent_steps, shallow.wg_dimension.name) == (64, 7, minor)
+        assert (deep.tile_m, deep.tile_n) == (shallow.tile_m, shallow.tile_n) == (64, 64)
     assert default_config(64, 132 * 256, 4096, "float16").cta_tile_n == 256
     with pytest.raises(ValueError, match="m=100"):
         default_config(100, 128, 64, "float16")

@@ -9,7 +9,7 @@ from PIL import Image
 
 from cmm import plots, results, roofline
 from cmm.plots import palette
-from cmm.plots.__main__ import main
+from cmm.plots.__main__ import all_figures, main
 from cmm.timeline import Span, naive_timeline
 
 
@@ -55,6 +55,15 @@ def test_command_writes_every_figure_with_its_data(tmp_path, capsys, monkeypatch
     names = {path.name for path in out.iterdir()} - {"data"}
     drawn = [*expected, "timeline_recorded_h200_d2"]
     assert names == {f"{name}.{kind}" for name in drawn for kind in ("svg", "png")} | {"ring.gif", "kernel.gif"}
+
+
+def test_simulated_runs_alone_have_no_figure_of_other_dtypes(tmp_path):
+    names = {}
+    for simulated in (True, False):
+        one = run(dtype="bfloat16", simulated=simulated, status="simulated" if simulated else "measured")
+        results.save(one, tmp_path / results.file_name(one))
+        names[simulated] = [name for name, *_ in all_figures(2, tmp_path)]
+    assert "utilization_other" not in names[True] and "utilization_other" in names[False]
 
 
 def test_data_of_a_figure_is_what_it_shows(tmp_path):

@@ -34,9 +34,20 @@ def test_caption_says_which_time_by_the_hosts_clock_is_drawn():
     alone, in_program = with_walls(run(4), "wall_time_us"), with_walls(run(2), "wall_time_in_program_us")
     assert "count too: calls alone. " in said(alone)
     assert "count too: calls alone on 4 devices, calls in a program on 2 devices. " in said(alone, in_program)
-    assert "calls in a program on 1 and 2 devices" in said(
-        in_program, with_walls(run(1), "wall_time_in_program_us"), alone
+    one_device = with_walls(run(1), "wall_time_in_program_us")
+    assert "calls in a program on 1 and 2 devices" in said(in_program, one_device, alone)
+    assert "count too: calls in a program on 1 device, calls alone on 4 devices. " in said(one_device, alone)
+    # Bars without diamonds do not count, and without any there is nothing to say.
+    some = dataclasses.replace(in_program, methods=(*in_program.methods[:2], *run(2).methods[2:]))
+    assert "count too: calls in a program. " in said(some)
+    assert "Diamonds" not in said(run(2))
+    # Methods on the same devices may differ.
+    mixed = dataclasses.replace(
+        alone, methods=(*with_walls(run(4), "wall_time_in_program_us").methods[:2], alone.methods[2])
     )
+    kinds = "calls in a program (alone where that is not recorded)"
+    assert f"count too: {kinds}. " in said(mixed)
+    assert f"count too: {kinds} on 4 devices, calls in a program on 2 devices. " in said(mixed, in_program)
 
 
 def test_bounds_are_dashed_lines_at_their_rates():

@@ -9,7 +9,7 @@ from matplotlib.text import Text
 from cmm import results
 from cmm.plots.__main__ import all_figures
 from cmm.plots.sweep import draw_sweep, sweep_groups
-from cmm.plots.sweep_records import PANELS, sweep_data
+from cmm.plots.sweep_records import PANELS, evidence, is_faster, less_certain_text, sweep_data
 from cmm.roofline import Problem
 
 ROWS = (64, 256, 1024, 4096)
@@ -124,7 +124,8 @@ def test_crossing_is_where_the_kernel_begins_to_pay():
     assert crossing([runs[i] for i in (0, 1, 3, 4)]) == (256, 1024)
     # Ratios within a round do not see the spread that both have in common.
     assert crossing(runs) == (256, 512)
-    assert crossing([dataclasses.replace(one, rounds={}) for one in runs]) == (512, 1024)
+    # Without rounds that is not known.
+    assert crossing([dataclasses.replace(one, rounds={}) for one in runs]) is None
     # On the host's clock the kernel begins to pay at 800 and 2400 rows. Kernels alone are not compared.
     assert crossing(runs, "wall_in_program_us") == (512, 1024) and crossing(runs, "wall_us") == (1024, 4096)
     assert "kernel_us" not in sweep_data(runs)["crossings"]
@@ -137,6 +138,30 @@ def test_crossing_is_where_the_kernel_begins_to_pay():
             assert spans["not-faster"].get_x() + spans["not-faster"].get_width() == ends[0]
             assert spans["crossing"].get_x() == ends[0]
             assert spans["crossing"].get_x() + spans["crossing"].get_width() == ends[1]
+
+
+@pytest.mark.parametrize(
+    "ratios, faster",
+    [
+        ([0.5, 0.5, 1.01], False),
+        ([0.9, 0.9, 0.99], True),
+        # One of six is more than 10 %, however near to 1 it lies.
+        ([0.5] * 5 + [1.0001], False),
+        ([0.9] * 9 + [5.0], True),
+        ([0.9] * 8 + [1.0, 0.5], True),
+        ([0.9] * 8 + [1.0, 1.0], False),
+    ],
+)
+def test_faster_is_who_takes_less_time_in_nine_of_ten_rounds(ratios, faster):
+    one, gathered_us = run(1024), [100.0 + i for i in range(len(ratios))]
+    own_us = [us * value for us, value in zip(gathered_us, ratios, strict=True)]
+    # Rounds of two processes count together.
+    split = lambda times_us: [results.Rounds(call_us=times_us[:2]), results.Rounds(call_us=times_us[2:])]
+    one = dataclasses.replace(one, rounds={"pallas_fast": split(own_us), "naive": split(gathered_us)})
+    assert is_faster(one, "call_us") is faster
+    # Who is slower is not the other.
+    assert is_faster(one, "call_us", "naive", "pallas_fast") is False
+    assert is_faster(one, "wall_us") is None
 
 
 def test_the_kernel_compared_is_the_one_that_auto_takes():
@@ -176,6 +201,26 @@ def test_caption_names_what_is_less_certain():
     caption = " ".join(text.get_text() for text in draw_sweep(runs).texts).replace("\n", " ")
     assert "one process of 3 rounds: M = 1024, 4096." in caption
     assert "JAX's example kernel ran with a setting that was not searched for M = 256, 4096." in caption
+
+
+def test_evidence_is_that_of_the_method_with_most_rounds():
+    of = lambda *counts: [results.Rounds(call_us=[1.0] * count, wall_us=[1.0] * (count - 1)) for count in counts]
+    rounds = {"naive": of(6, 6), "ring": [*of(6), results.Rounds()]}
+    assert evidence(dataclasses.replace(run(64), rounds=rounds, processes=2)) == (2, 12)
+    assert evidence(dataclasses.replace(run(64), rounds={}, processes=2)) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    "processes, rounds, text",
+    [
+        (1, 0, "one process"),
+        (1, 6, "one process of 6 rounds"),
+        (2, 0, "2 processes"),
+        (2, 12, "2 processes, 12 rounds in all"),
+    ],
+)
+def test_rounds_are_named_where_they_are_recorded(processes, rounds, text):
+    assert less_certain_text(processes, rounds) == text
 
 
 def test_simulated_runs_are_refused():

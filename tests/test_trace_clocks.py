@@ -66,8 +66,20 @@ def test_the_length_of_a_cycle_may_change(tick_ns, source):
 
 def test_a_record_of_nothing_is_refused():
     raw, _ = _fake_record(32)
-    with pytest.raises(ValueError, match="no record of a call: its first tick of the timer is at 0 ns"):
+    with pytest.raises(ValueError, match="no record of a call: CTA 0 has seen the timer tick at 0 ns"):
         device_times(np.zeros_like(raw))
+
+
+@pytest.mark.parametrize("slot, what", [(BEGIN, "cycles, role 1 .* begins"), (END + 1, "timer, role 1 .* ends")])
+def test_a_clock_that_one_role_has_not_read_is_named(slot, what):
+    raw, _ = _fake_record(32)
+    raw[5, 1, slot] = 0
+    with pytest.raises(ValueError, match=what.replace(".*", "of CTA 5") + " at 0 "):
+        device_times(raw)
+    raw, _ = _fake_record(32)
+    raw[5, LOADER, TICK + 2] = 0
+    with pytest.raises(ValueError, match="CTA 5 has seen the timer tick at 0 ns"):
+        device_times(raw)
 
 
 @pytest.mark.parametrize("slot, clock", [(BEGIN, "cycles"), (BEGIN + 1, "timer")])

@@ -13,6 +13,7 @@ from cmm.plots.__main__ import all_figures
 from cmm.plots.utilization_shapes import draw_utilization_shapes, utilization_shapes_groups
 from cmm.plots.utilization_shapes_records import suite_title, utilization_shapes_data
 from cmm.roofline import Problem
+from cmm.suites import SUITES, suite
 
 NAME = "utilization_shapes_h200_d2"
 TITLES = {
@@ -84,16 +85,16 @@ def test_figures_divide_the_records(tmp_path):
 
 
 def test_problems_are_sorted_by_flops_and_have_the_names_of_their_suites():
-    runs = [run(*sizes) for sizes in reversed(LLAMA)] + [run(2048, 8192, 14336, "float16"), run(512, 8192, 2048)]
+    runs = [run(2048, 8192, 14336, "float16"), run(512, 8192, 2048), *(run(*sizes) for sizes in reversed(LLAMA))]
     fig = draw_utilization_shapes(runs)
     names, suites = ({i: text.get_text() for i, text in by_gid(fig, of).items()} for of in ("label-", "suite-"))
     expected = [
-        ("512 × 8192 × 2048, bfloat16", None),
-        ("2048 × 4096 × 7168, bfloat16", "Llama-3 8B"),
-        ("4096 × 4096 × 7168, bfloat16", "Llama-3 8B"),
-        ("2048 × 8192 × 14336, bfloat16", "Llama-3 70B"),
-        ("2048 × 8192 × 14336, float16", "Llama-3 70B"),
-        ("4096 × 8192 × 14336, bfloat16", "Llama-3 70B"),
+        ("bfloat16, 512 × 8192 × 2048", None),
+        ("bfloat16, 2048 × 4096 × 7168", "Llama-3 8B"),
+        ("bfloat16, 4096 × 4096 × 7168", "Llama-3 8B"),
+        ("bfloat16, 2048 × 8192 × 14336", "Llama-3 70B"),
+        ("float16, 2048 × 8192 × 14336", "Llama-3 70B"),
+        ("bfloat16, 4096 × 8192 × 14336", "Llama-3 70B"),
     ]
     assert [(names[f"{i}"], suites.get(f"{i}")) for i in range(len(runs))] == expected
     # The tops of the axes go down, left before right.
@@ -101,11 +102,24 @@ def test_problems_are_sorted_by_flops_and_have_the_names_of_their_suites():
     assert places == sorted(places) and len({x for _, x in places}) == 2
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_each_column_has_the_numbers_of_its_axis_below_its_last_problem(count):
+    axes = draw_utilization_shapes([run(*sizes) for sizes in LLAMA[:count]]).axes
+    has_numbers = [ax.xaxis.get_tick_params()["labelbottom"] for ax in axes]
+    assert has_numbers == [False] * (count - 2) + [True] * min(count, 2)
+
+
 def test_suites_depend_on_the_number_of_devices():
     assert suite_title(Problem(2, 4096, 16384, 26624, "bfloat16")) == "Llama-3 405B"
     assert suite_title(Problem(4, 1024, 8192, 7168, "bfloat16")) == "Llama-3 70B"
     assert suite_title(Problem(4, 2048, 8192, 14336, "bfloat16")) == ""
     assert suite_title(Problem(3, 2048, 8192, 14336, "bfloat16")) == ""
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_suites_have_titles_in_words(name):
+    (title,) = {suite_title(problem) for problem in suite(name, 4)[:1]}
+    assert title and title not in SUITES
 
 
 def test_bars_are_shares_of_the_peak():
@@ -150,7 +164,9 @@ def test_title_counts_what_the_rounds_say():
     expected = "Fast kernel: 75 % of peak, beats gathering first in 1 of 1 problems"
     assert draw_utilization_shapes([runs[1], unmeasured]).get_label() == expected
     assert "beats" not in draw_utilization_shapes([unmeasured]).get_label()
-    assert "Beats:" in caption(draw_utilization_shapes(runs))
+    beats = "Beats: the kernel's call takes less time in at least 90 % of the rounds"
+    assert f"{beats}; loses: more time." in caption(draw_utilization_shapes(runs))
+    assert f"{beats}." in caption(draw_utilization_shapes(runs[:2]))
     assert "Beats:" not in caption(draw_utilization_shapes([unmeasured]))
 
 
@@ -162,15 +178,15 @@ def test_caption_names_what_is_less_certain():
     assert "JAX's example kernel ran with a setting that was not searched for any of these problems." in said
     assert (
         "Less certain, fewer than 3 processes or 20 rounds in all: "
-        "one process of 3 rounds (2048, 4096 × 8192 × 14336, bfloat16), "
-        "2 processes, 24 rounds in all (4096 × 4096 × 7168, bfloat16), "
-        "3 processes, 18 rounds in all (512 × 512 × 512, bfloat16)."
+        "one process of 3 rounds (bfloat16, 2048, 4096 × 8192 × 14336), "
+        "2 processes, 24 rounds in all (bfloat16, 4096 × 4096 × 7168), "
+        "3 processes, 18 rounds in all (bfloat16, 512 × 512 × 512)."
     ) in said
     assert "2 x NVIDIA H200, JAX 0.11.2, normal(0, 1), 2026-01-31." in said
     said = caption(draw_utilization_shapes(runs[:1]))
     assert "Less certain" not in said and "not searched" not in said
     one = replace(runs[0], "jax_example", details=details)
-    assert "not searched for 2048 × 4096 × 7168, bfloat16." in caption(draw_utilization_shapes([one, runs[1]]))
+    assert "not searched for bfloat16, 2048 × 4096 × 7168." in caption(draw_utilization_shapes([one, runs[1]]))
 
 
 def test_peaks_are_named_by_dtype_where_they_differ():
@@ -182,7 +198,8 @@ def test_peaks_are_named_by_dtype_where_they_differ():
 
 def test_runs_that_cannot_be_shown_are_refused_and_have_no_figure():
     unknown = dataclasses.replace(run(), machine={"device_kind": "NVIDIA A100"})
-    assert not list(utilization_shapes_groups([unknown, run(simulated=True)]))
+    # One device gathers nothing.
+    assert not list(utilization_shapes_groups([unknown, run(simulated=True), run(axis_size=1)]))
     for runs, message in (
         ([], "measured on GPUs"),
         ([run(simulated=True)], "measured on GPUs"),
@@ -191,6 +208,24 @@ def test_runs_that_cannot_be_shown_are_refused_and_have_no_figure():
     ):
         with pytest.raises(ValueError, match=message):
             utilization_shapes_data(runs)
+
+
+def test_a_rate_above_the_peak_is_not_cut_off():
+    fig = draw_utilization_shapes([run(), run(512, pallas_fast=1.3)])
+    widest = by_gid(fig, "bar-0-")["pallas_fast"].get_width()
+    assert widest == pytest.approx(130) and all(ax.get_xlim()[1] > widest for ax in fig.axes)
+
+
+def test_caption_calls_gemm_only_the_faster_one_only_where_two_ran():
+    # PyTorch's is the faster one of both.
+    both, text = run(), "GEMM only: the faster of XLA and PyTorch"
+    alone = dataclasses.replace(run(512), gemm_only="gemm_only")
+    alone = replace(alone, "gemm_only_torch", status="skipped", reason="no PyTorch", call_time_us=None)
+    slower = dataclasses.replace(run(1024), gemm_only="gemm_only")
+    assert f"{text}." in caption(draw_utilization_shapes([both]))
+    assert f"{text} where both ran." in caption(draw_utilization_shapes([both, alone]))
+    assert text not in caption(draw_utilization_shapes([alone]))
+    assert text not in caption(draw_utilization_shapes([both, slower]))
 
 
 def many():

@@ -66,13 +66,19 @@ def ratio(run: Run, name: str, other: str, kind: str = "call_us") -> Spread | No
     Returns:
       `None` if there is no round in which both were timed.
     """
+    quotients = ratios(run, name, other, kind)
+    return spread(quotients) if quotients else None
+
+
+def ratios(run: Run, name: str, other: str, kind: str = "call_us") -> list[float]:
+    """Returns the ratios of which `ratio` gives the spread, one for each round in which both were timed."""
     quotients: list[float] = []
     for own, its in zip(run.rounds.get(name, ()), run.rounds.get(other, ())):
         times_us, others_us = getattr(own, kind), getattr(its, kind)
         # A kernel time of 0 says that no kernel was recognised: the ratio is 0, and the recording incomplete.
         if times_us and others_us and all(others_us):
-            quotients.extend(np.divide(times_us, others_us))
-    return spread(quotients) if quotients else None
+            quotients.extend(np.divide(times_us, others_us).tolist())
+    return quotients
 
 
 def with_peers(run: Run, peers: Sequence[PeerResult], date: str = "") -> Run:

@@ -98,7 +98,15 @@ def markdown_beyond(runs: Sequence[Run]) -> str:
 
 def shape_text(problem: Problem) -> str:
     """Returns dtype and sizes per device in a few characters."""
-    return f"{problem.dtype}, {_sizes(problem)}"
+    return shape_texts([problem])[0]
+
+
+def shape_texts(problems: Sequence[Problem], with_dtype: bool = True) -> list[str]:
+    """Returns dtype and sizes per device as `shape_text`, but one text for all problems that differ in rows alone."""
+    rows: dict[tuple, list[str]] = {}
+    for p in problems:
+        rows.setdefault((f"{p.dtype}, " if with_dtype else "", p.k, p.n_shard), []).append(str(p.m_shard))
+    return [f"{dtype}{', '.join(m)} × {k} × {n}" for (dtype, k, n), m in rows.items()]
 
 
 def where_text(run: Run) -> str:
@@ -116,7 +124,7 @@ def shared_protocol(protocols: Sequence[str]) -> str:
 
 
 def _sizes(problem) -> str:
-    return f"{problem.m_shard} × {problem.k} × {problem.n_shard}"
+    return shape_texts([problem], with_dtype=False)[0]
 
 
 def _is_comparable(run, result) -> bool:
@@ -196,11 +204,7 @@ def _any_rows(command) -> str:
 
 
 def _how_measured(runs, with_dtype) -> str:
-    rows: dict[tuple, list[str]] = {}
-    for run in runs:
-        p = run.problem
-        rows.setdefault((f"{p.dtype}, " if with_dtype else "", p.k, p.n_shard), []).append(str(p.m_shard))
-    shapes = "; ".join(f"{dtype}{', '.join(m)} × {k} × {n}" for (dtype, k, n), m in rows.items())
+    shapes = "; ".join(shape_texts([run.problem for run in runs], with_dtype))
     protocols = [run.protocol for run in runs]
     protocol = shared_protocol(protocols)
     rest = " What differs by shape is in `figures/data`." if any(one != protocol for one in protocols) else ""

@@ -198,7 +198,7 @@ def _simulated_clocks():
 @handles("simulated_clocks")
 def _read_simulated_clocks(thread, op, values):
     del op, values
-    now_ns = thread.machine.scheduler.now * 1e9 + thread.device * SIMULATED_SKEW_NS
+    now_ns = thread.machine.scheduler.now * 1e9 + (1 + thread.device) * SIMULATED_SKEW_NS  # 0 is no time of a GPU.
     first_cycle = _SIMULATED_CYCLES_APART * (1 + thread.device * 1000 + thread.cta.number)
     ticks = int(now_ns // SIMULATED_TICK_NS)
     cycles_at = lambda ns: first_cycle + round(ns * SIMULATED_CYCLES_PER_NS)

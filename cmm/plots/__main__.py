@@ -42,7 +42,8 @@ def figures(axis_size: int, runs: list[Run]) -> Iterator[Figure]:
     Args:
       axis_size: number of devices in the figures that explain the method.
       runs: recorded runs. Those with shapes and dtype of the published table share its figure, those with other dtypes
-        have another. Those that differ only in their rows per device share one, and so do all other shapes.
+        have another. Those that differ only in their rows per device share one. All other shapes share one for each
+        kind and number of devices.
     """
     step = min(1, axis_size - 1)
     problem = roofline.published_problem(axis_size)

@@ -28,7 +28,7 @@ _COLORS = {
     "synchronization": DEVICE_COLORS[2],
     "pipeline": DEVICE_COLORS[3],
     "memory": DEVICE_COLORS[4],
-    "launch": DEVICE_COLORS[5],
+    "gaps": DEVICE_COLORS[5],
     "not attributed": DEVICE_COLORS[6],
 }
 _GEMM = tint(NEUTRAL, 0.45)
@@ -54,7 +54,10 @@ def account_data(account: Account) -> dict:
         about = {"total_us": method.wall_us.median, "unexplained_us": method.rest_us.median}
         methods.append({"name": method.name, "title": method.title} | about | {"bars": bars})
     kernels = [_kernel_data(method) for method in account.methods if method.kernel]
-    return {"gemm_only_us": gemm_us, "methods": methods, "kernels": kernels, "caption": account.caption()}
+    # Accounts that were measured before there was this term lack it.
+    tells_recorded = any("recorder" in method.terms for method in account.methods)
+    about = {"tells_recorded_from_usual": tells_recorded, "caption": account.caption()}
+    return {"gemm_only_us": gemm_us, "methods": methods, "kernels": kernels} | about
 
 
 def _kernel_data(method: MethodAccount) -> dict:
@@ -187,9 +190,10 @@ def _message(data) -> str:
 
 
 def _caption(data) -> str:
+    recorder = ", and by how much usual calls are longer than recorded ones" * data["tells_recorded_from_usual"]
     lines = [
-        "Dashed: kernel time of GEMM only. Launch: moments in which nothing runs.",
-        "Not attributed: what is left of waits inside kernels, without a known cause.",
+        "Dashed: kernel time of GEMM only. Gaps: moments in which nothing runs. Not attributed: what is left of waits "
+        f"inside kernels without a known cause{recorder}.",
         "What saves time, unexplained or not, shortens the bar of GEMM only. Totals are by another clock than kernel "
         "times, so that of GEMM only may be shorter than its kernel.",
         "Bars: medians over rounds; whiskers and brackets: 10th to 90th percentile.",

@@ -20,7 +20,7 @@ from cmm.plots.palette import (
     tint,
 )
 from cmm.plots.shapes import MARGIN, axes_at, heading, key_at, page
-from cmm.plots.sweep_records import PANELS, less_certain_text, sweep_data
+from cmm.plots.sweep_records import FASTER_IN_PERCENT, PANELS, less_certain_text, sweep_data
 from cmm.results import Run, short_kind
 from cmm.roofline import published_problem
 
@@ -170,8 +170,8 @@ def _caption(data) -> str:
         lines.append("Wall time in a program: per call, where one program holds several calls.")
     if any(data["crossings"].values()):
         lines.append(
-            "Reliably faster: the fast kernel takes less time than gathering first in 90 % of the rounds. Between "
-            "measured M nothing is known."
+            "Reliably faster: the fast kernel takes less time than gathering first in at least "
+            f"{FASTER_IN_PERCENT} % of the rounds. Between measured M nothing is known."
         )
     for single in data["single_processes"]:
         lines.append(f"Less certain, {less_certain_text(1, single['rounds'])}: {_rows_text(single['rows'])}.")

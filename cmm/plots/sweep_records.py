@@ -1,8 +1,8 @@
 """From how many rows on is the fast kernel faster than gathering first? What the records of a sweep say, by panel."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from cmm.bench.merge import ratio
+from cmm.bench.merge import ratios
 from cmm.bench.suites_report import BASELINE, where_text
 from cmm.dispatch import AUTO_KERNEL
 from cmm.report import is_roof, is_wrong
@@ -18,7 +18,9 @@ PANELS = {
 # A call of the kernel does more than its matmul kernel, so these are not compared with gathering first.
 _NOT_COMPARED = ("kernel_us",)
 _ON_GPU = ("call_us", "kernel_us")
-NOT_SEARCHED = "not searched for this problem"  # So `cmm.rungs` ends the details of JAX's example.
+_NOT_SEARCHED = "not searched for this problem"  # So `cmm.rungs` ends the details of JAX's example.
+# Of the rounds, in %, a method must take less time at least in these to be called faster.
+FASTER_IN_PERCENT = 90
 
 
 def sweep_data(runs: Sequence[Run]) -> dict:
@@ -26,8 +28,8 @@ def sweep_data(runs: Sequence[Run]) -> dict:
 
     Results that are wrong or missing are left out, and of an incomplete recording the times that the GPUs recorded.
     `panels` are the kinds of time that some run has. For each of them but the kernels alone, `crossings` compare the
-    kernel that `method="auto"` takes with gathering first: it is faster if it takes less time in 90 % of the rounds of
-    a run. `below_rows` are the most rows with which it is not, and `from_rows` the next more that were measured.
+    kernel that `method="auto"` takes with gathering first, where `is_faster` knows. `below_rows` are the most rows with
+    which it is not faster, and `from_rows` the next more that were measured.
 
     Args:
       runs: runs on GPUs that differ only in their rows per device, fewest rows first.
@@ -37,7 +39,8 @@ def sweep_data(runs: Sequence[Run]) -> dict:
     """
     if not runs or any(run.simulated for run in runs):
         raise ValueError("The figure needs runs that were measured on GPUs.")
-    found = {result.name: result for run in runs for result in run.methods if _has_any_time(run, result)}
+    shown = [(run, result) for run in runs for result in run.methods if _has_any_time(run, result)]
+    found = {result.name: result for _, result in shown}
     about = lambda name: {"name": name, "title": found[name].title, "is_roof": is_roof(found[name])}
     methods = [about(name) | {kind: _points(runs, name, kind) for kind in PANELS} for name in found]
     p = runs[0].problem
@@ -51,14 +54,17 @@ def sweep_data(runs: Sequence[Run]) -> dict:
         "methods": methods,
         "crossings": {kind: _crossing(runs, kind) for kind in PANELS if kind not in _NOT_COMPARED},
         "single_processes": _single_processes(runs),
-        "not_searched": _not_searched(runs),
+        "not_searched": [
+            {"title": title, "rows": [run.problem.m_shard for run in of_title]}
+            for title, of_title in not_searched(shown).items()
+        ],
         "where": list(dict.fromkeys(map(where_text, runs))),
         "sources": list(dict.fromkeys(run.caption() for run in runs)),
     }
 
 
 def is_faster(run: Run, kind: str, name: str = AUTO_KERNEL, other: str = BASELINE) -> bool | None:
-    """Returns whether a method takes less time than another beyond the spread.
+    """Returns whether a method takes less time than another in nearly all rounds.
 
     Args:
       run: a record of both.
@@ -67,13 +73,14 @@ def is_faster(run: Run, kind: str, name: str = AUTO_KERNEL, other: str = BASELIN
       other: the one it is compared with.
 
     Returns:
-      Whether it takes less time in 90 % of the rounds. `None` if one of the two was not measured or is wrong.
+      Whether it takes less time in at least `FASTER_IN_PERCENT` % of the rounds in which both were timed: of six rounds
+      in all six, of twelve in eleven. `None`, not known, if one of the two was not measured or is wrong, or if the
+      record holds no raw rounds.
     """
-    own_us, other_us = _time_of(run, name, kind), _time_of(run, other, kind)
-    if own_us is None or other_us is None:
+    if _time_of(run, name, kind) is None or _time_of(run, other, kind) is None:
         return None
-    found = ratio(run, name, other, kind)
-    return found.p90 < 1 if found else own_us.p90 < other_us.p10
+    of_rounds = ratios(run, name, other, kind)
+    return 100 * sum(value < 1 for value in of_rounds) >= FASTER_IN_PERCENT * len(of_rounds) if of_rounds else None
 
 
 def evidence(run: Run) -> tuple[int, int]:
@@ -87,6 +94,19 @@ def less_certain_text(processes: int, rounds: int) -> str:
     if processes == 1:
         return f"one process of {rounds} rounds" if rounds else "one process"
     return f"{processes} processes, {rounds} rounds in all" if rounds else f"{processes} processes"
+
+
+def not_searched(shown: Iterable[tuple[Run, MethodResult]]) -> dict[str, list[Run]]:
+    """Returns by title the runs in which a method had a setting that its record says nobody searched for the problem.
+
+    Args:
+      shown: what a figure shows: a run, and one of its methods.
+    """
+    found: dict[str, list[Run]] = {}
+    for run, result in shown:
+        if _NOT_SEARCHED in result.details:
+            found.setdefault(result.title, []).append(run)
+    return found
 
 
 def _time(run: Run, result: MethodResult, kind: str) -> Spread | None:
@@ -129,13 +149,3 @@ def _single_processes(runs) -> list[dict]:
     for run in (run for run in runs if run.processes == 1):
         rows.setdefault(evidence(run)[1], []).append(run.problem.m_shard)
     return [{"rounds": rounds, "rows": of_rounds} for rounds, of_rounds in rows.items()]
-
-
-def _not_searched(runs) -> list[dict]:
-    """Returns which methods ran with a setting that their record says nobody searched for these rows."""
-    rows: dict[str, list[int]] = {}
-    for run in runs:
-        for result in run.methods:
-            if NOT_SEARCHED in result.details and _has_any_time(run, result):
-                rows.setdefault(result.title, []).append(run.problem.m_shard)
-    return [{"title": title, "rows": of_title} for title, of_title in rows.items()]

@@ -103,8 +103,7 @@ def _draw_panel(ax, panel: dict, index: int, top: float):
     low = top - _PANEL_HEADER
     for axis_size, bars, limits in panel["groups"]:
         low -= _GROUP_HEADER
-        devices = "1 device" if axis_size == 1 else f"{axis_size} devices"
-        heading(ax, MARGIN - _LEFT, low + 0.09, devices, size=SMALL_SIZE, **at_margin)
+        heading(ax, MARGIN - _LEFT, low + 0.09, _devices([axis_size]), size=SMALL_SIZE, **at_margin)
         height = _ROW * len(bars)
         for limit in limits:
             _draw_limit(ax, limit, index, low - height, low + 0.03)
@@ -201,15 +200,25 @@ def _felt(bar: dict) -> float:
 
 
 def _walls(bars) -> str:
-    """Says which time by the host's clock diamonds show; records of several numbers of devices may differ in it."""
-    kinds: dict[str, set[int]] = {}
+    """Says which time by the host's clock diamonds show, by number of devices where that differs; "" without diamonds.
+
+    Methods on one number of devices may differ in it, too: their records hold what could be measured of each.
+    """
+    kinds: dict[int, set[str]] = {}
     for bar in bars:
         if bar["wall_utilization"]:
-            kinds.setdefault(bar["wall_of"], set()).add(bar["axis_size"])
-    if len(kinds) < 2:
-        return "".join(kinds)
-    at = lambda sizes: " and ".join(map(str, sorted(sizes)))
-    return ", ".join(f"{kind} on {at(sizes)} devices" for kind, sizes in kinds.items())
+            kinds.setdefault(bar["axis_size"], set()).add(bar["wall_of"])
+    sizes: dict[str, list[int]] = {}
+    for axis_size, found in kinds.items():
+        words = min(found) if len(found) == 1 else "calls in a program (alone where that is not recorded)"
+        sizes.setdefault(words, []).append(axis_size)
+    if len(sizes) < 2:
+        return "".join(sizes)
+    return ", ".join(f"{words} on {_devices(sorted(of_words))}" for words, of_words in sizes.items())
+
+
+def _devices(axis_sizes: Sequence[int]) -> str:
+    return f"{' and '.join(map(str, axis_sizes))} {'device' if max(axis_sizes) == 1 else 'devices'}"
 
 
 def _caption(data: dict) -> str:
@@ -218,7 +227,8 @@ def _caption(data: dict) -> str:
     if any(bar["provenance"] == "measured" for bar in data["bars"]):
         lines.append("T_lower: the longer of products at peak rate and transfers at link rate. T_upper: their sum.")
         lines.append("Bars: median time in which a GPU works on the call; whiskers: 10th to 90th percentile.")
-        lines.append(f"Diamonds: by the host's clock, in which gaps between kernels count too: {_walls(data['bars'])}.")
+    if walls := _walls(data["bars"]):
+        lines.append(f"Diamonds: by the host's clock, in which gaps between kernels count too: {walls}.")
     if any(bar["kernel_utilization"] for bar in data["bars"]):
         lines.append("Triangles: by the time of the matmul kernels alone.")
     if any(bar["provenance"] == "published" for bar in data["bars"]):

@@ -19,7 +19,7 @@ from cmm.plots.palette import (
 )
 from cmm.plots.shapes import MARGIN, axes_at, block, heading, inches_from, page
 from cmm.plots.sweep import sweep_groups
-from cmm.plots.sweep_records import less_certain_text
+from cmm.plots.sweep_records import FASTER_IN_PERCENT, less_certain_text
 from cmm.plots.utilization_shapes_records import has_bars, utilization_shapes_data
 from cmm.protocol import LEAST_PROCESSES, LEAST_ROUNDS_IN_ALL
 from cmm.results import Run, short_kind
@@ -28,7 +28,6 @@ from cmm.roofline import published_problem
 # In inches. Problems stand in rows of two.
 _COLUMNS, _COLUMN_GAP = 2, 0.4
 _HEADER, _ROW, _BAR, _GAP, _AXIS = 0.19, 0.152, 0.14, 0.1, 0.36
-_LABEL_CHARACTERS = 42
 # How far text stands from the foot of its bar or from its end, how far it may go beyond the axes, and how wide one of
 # its characters is at most on average.
 _FOOT, _BEYOND, _CHARACTER = 0.05, 0.28, 0.071
@@ -103,12 +102,10 @@ def _dress(ax, is_lowest: bool):
 def _draw_problem(ax, problem: dict, number: int):
     """Draws the label of a problem and its bars from top to bottom, and in place of a missing bar why it is missing."""
     top = ax.get_ylim()[1]
-    # A long label gets smaller letters, so that it ends before the name of the suite begins.
-    size = CAPTION_SIZE * min(1, _LABEL_CHARACTERS / len(problem["label"] + problem["suite"]))
-    heading(ax, 0, top + 0.05, problem["label"], size=size, gid=f"label-{number}")
+    heading(ax, 0, top + 0.05, problem["label"], size=CAPTION_SIZE, gid=f"label-{number}")
     if problem["suite"]:
         place = {"ha": "right", "va": "baseline", "gid": f"suite-{number}"}
-        ax.text(ax.get_xlim()[1], top + 0.05, problem["suite"], size=size, **place)
+        ax.text(ax.get_xlim()[1], top + 0.05, problem["suite"], size=CAPTION_SIZE, **place)
     for line, row in enumerate(problem["rows"]):
         middle = top - (line + 0.5) * _ROW
         if row["utilization"] is not None:
@@ -165,10 +162,16 @@ def _caption(data: dict) -> str:
         peaks = [peaks[0].partition(" for ")[0]]
     lines = [
         f"M × K × N per device; 100 % is {', '.join(peaks)}. Bars: medians over rounds; whiskers: 10th to 90th "
-        "percentile. GEMM only: the faster of XLA and PyTorch."
+        "percentile."
     ]
-    if any(problem["is_faster"] is not None for problem in data["problems"]):
-        lines[0] += " Beats: takes less time in 90 % of the rounds."
+    problems = data["problems"]
+    of_two = [problem["is_faster_gemm_only"] for problem in problems if problem["is_faster_gemm_only"] is not None]
+    if of_two and all(of_two):
+        where = " where both ran" * (len(of_two) < len(problems))
+        lines[0] += f" GEMM only: the faster of XLA and PyTorch{where}."
+    if any(problem["is_faster"] is not None for problem in problems):
+        loses = "; loses: more time" * any(problem["is_slower"] for problem in problems)
+        lines[0] += f" Beats: the kernel's call takes less time in at least {FASTER_IN_PERCENT} % of the rounds{loses}."
     for method in data["not_searched"]:
         labels = "any of these problems" if method["is_all"] else _listed(method["labels"])
         lines.append(f"{method['title']} ran with a setting that was not searched for {labels}.")

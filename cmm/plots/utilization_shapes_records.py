@@ -1,20 +1,40 @@
 """What share of the peak do records of shapes beyond the published one show, and how certain are they?"""
 
 import dataclasses
-import re
 from collections.abc import Sequence
 
-from cmm.bench.suites_report import BASELINE, where_text
+from cmm.bench.suites_report import BASELINE, shape_text, shape_texts, where_text
 from cmm.dispatch import AUTO_KERNEL
 from cmm.plots.rates import utilization_data
-from cmm.plots.sweep_records import NOT_SEARCHED, evidence, is_faster
+from cmm.plots.sweep_records import evidence, is_faster, not_searched
 from cmm.protocol import LEAST_PROCESSES, LEAST_ROUNDS_IN_ALL
-from cmm.report import is_wrong
+from cmm.report import is_roof, is_wrong
 from cmm.results import NOT_ASKED_FOR, MethodResult, Run
 from cmm.roofline import Problem
 from cmm.suites import SUITES, suite
 
 _EXAMPLE = "jax_example"
+_SUITE_TITLES = {
+    "W1": "published shape",
+    "llama3-8b": "Llama-3 8B",
+    "llama3-70b": "Llama-3 70B",
+    "llama3-405b": "Llama-3 405B",
+    "m-sweep": "sweep over M",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rates:
+    """A run, the bars of its right results by method, and by method why others have none."""
+
+    run: Run
+    right: dict[str, dict]
+    reasons: dict[str, str]
+
+    @property
+    def bars(self) -> dict[str, dict]:
+        """Those that the figure shows, from top to bottom."""
+        return {name: self.right[name] for name in _shown(self.run) if name in self.right}
 
 
 def utilization_shapes_data(runs: Sequence[Run]) -> dict:
@@ -22,9 +42,10 @@ def utilization_shapes_data(runs: Sequence[Run]) -> dict:
 
     Each of `problems`, fewest FLOPs first, has `rows`: shares of the peak of GEMM only (the one to which ratios are
     formed), all-gather + matmul, the kernel that `method="auto"` takes, and JAX's example. A method that was tried and
-    has no right result has a row with a reason and without a share. The kernel `is_faster` than gathering first if its
-    call takes less time in 90 % of the rounds, `is_slower` if it takes more; both are `None` if one of the two was not
-    measured.
+    has no right result has a row with a reason and without a share. The call of the kernel `is_faster` than gathering
+    first if it takes less time in the sense of `cmm.plots.sweep_records.is_faster`, `is_slower` if gathering first
+    does; both are `None` if that is not known. `is_faster_gemm_only` says whether GEMM only is the faster one of
+    several that were measured; it is `None` if there is one alone.
 
     Args:
       runs: runs on GPUs of one kind, all on the same number of them.
@@ -37,17 +58,20 @@ def utilization_shapes_data(runs: Sequence[Run]) -> dict:
     kinds = {(run.machine["device_kind"], run.problem.axis_size) for run in runs}
     if len(kinds) > 1:
         raise ValueError(f"One figure shows one kind and number of devices, got {sorted(kinds)}.")
-    if empty := [run.caption() for run in runs if not has_bars(run)]:
+    rates = [_rates(run) for run in sorted(runs, key=lambda run: (run.problem.flops_per_device, run.problem.dtype))]
+    if empty := [of_run.run.caption() for of_run in rates if not of_run.bars]:
         raise ValueError(f"No share of a peak can be drawn of {'; '.join(empty)}. Leave it out.")
     ((device_kind, axis_size),) = kinds
-    runs = sorted(runs, key=lambda run: (run.problem.flops_per_device, run.problem.dtype))
+    runs = [of_run.run for of_run in rates]
     return {
         "device_kind": device_kind,
         "axis_size": axis_size,
-        "problems": [_problem(run) for run in runs],
-        "peak_tflops": {run.problem.dtype: bar["peak_tflops"] for run in runs for bar in _bars(run)},
+        "problems": [_problem(of_run) for of_run in rates],
+        "peak_tflops": {
+            of_run.run.problem.dtype: bar["peak_tflops"] for of_run in rates for bar in of_run.bars.values()
+        },
         "less_certain": _less_certain(runs),
-        "not_searched": _not_searched(runs),
+        "not_searched": _not_searched(rates),
         "where": list(dict.fromkeys(map(where_text, runs))),
         "sources": [run.caption() for run in runs],
     }
@@ -55,7 +79,7 @@ def utilization_shapes_data(runs: Sequence[Run]) -> dict:
 
 def has_bars(run: Run) -> bool:
     """Returns whether the figure has something to draw of a run."""
-    return bool(_bars(run))
+    return bool(_rates(run).bars)
 
 
 def suite_title(problem: Problem) -> str:
@@ -66,7 +90,7 @@ def suite_title(problem: Problem) -> str:
         except ValueError:  # Its sizes do not divide by this number of devices.
             continue
         if problem in found:
-            return re.sub(r"^llama3-(\w+)$", lambda match: f"Llama-3 {match[1].upper()}", name)
+            return _SUITE_TITLES[name]
     return ""
 
 
@@ -74,38 +98,43 @@ def _shown(run: Run) -> tuple[str, ...]:
     return run.gemm_only, BASELINE, AUTO_KERNEL, _EXAMPLE
 
 
-def _bars(run: Run) -> list[dict]:
-    """Returns the bars of the right results, from top to bottom."""
-    by_name = {bar["method"]: bar for bar in utilization_data([run], ())["bars"]}
-    return [by_name[name] for name in _shown(run) if name in by_name and not is_wrong(run, run.method(name))]
+def _rates(run: Run) -> _Rates:
+    data = utilization_data([run], ())
+    right = {bar["method"]: bar for bar in data["bars"] if not is_wrong(run, run.method(bar["method"]))}
+    return _Rates(run, right, {entry["method"]: entry["reason"] for entry in data["left_out"]})
 
 
-def _problem(run: Run) -> dict:
-    p = run.problem
+def _problem(rates: _Rates) -> dict:
+    run, p = rates.run, rates.run.problem
     processes, rounds = evidence(run)
     return {
-        "label": _label([run]),
+        "label": shape_text(p),
         "suite": suite_title(p),
         **dataclasses.asdict(p),
         "flops_per_device": p.flops_per_device,
         "processes": processes,
         "rounds": rounds,
-        "rows": _rows(run),
+        "rows": _rows(rates),
+        "is_faster_gemm_only": _is_faster_gemm_only(rates),
         "is_faster": is_faster(run, "call_us"),
         "is_slower": is_faster(run, "call_us", BASELINE, AUTO_KERNEL),
     }
 
 
-def _rows(run: Run) -> list[dict]:
+def _rows(rates: _Rates) -> list[dict]:
     """Returns the rows from top to bottom. What nobody asked for has none."""
-    drawn = {bar["method"]: bar for bar in _bars(run)}
+    run, drawn = rates.run, rates.bars
     results = {result.name: result for result in run.methods if result.reason != NOT_ASKED_FOR}
-    why = {entry["method"]: entry["reason"] for entry in utilization_data([run], ())["left_out"]}
     return [
-        _with_shares(drawn[name]) if name in drawn else _without_share(run, results[name], why.get(name))
+        _with_shares(drawn[name]) if name in drawn else _without_share(run, results[name], rates.reasons.get(name))
         for name in _shown(run)
         if name in results
     ]
+
+
+def _is_faster_gemm_only(rates: _Rates) -> bool | None:
+    times_us = {name: bar["time_us"] for name, bar in rates.right.items() if is_roof(rates.run.method(name))}
+    return min(times_us, key=times_us.__getitem__) == rates.run.gemm_only if len(times_us) > 1 else None
 
 
 def _with_shares(bar: dict) -> dict:
@@ -122,17 +151,8 @@ def _without_share(run: Run, result: MethodResult, reason: str | None) -> dict:
     return about | {"reason": reason or status}
 
 
-def _label(runs: Sequence[Run]) -> str:
-    """Returns sizes per device and dtype of runs that differ in their rows alone."""
-    p = runs[0].problem
-    return f"{', '.join(str(run.problem.m_shard) for run in runs)} × {p.k} × {p.n_shard}, {p.dtype}"
-
-
 def _labels(runs: Sequence[Run]) -> list[str]:
-    together: dict[tuple, list[Run]] = {}
-    for run in runs:
-        together.setdefault((run.problem.k, run.problem.n_shard, run.problem.dtype), []).append(run)
-    return [_label(group) for group in together.values()]
+    return shape_texts([run.problem for run in runs])
 
 
 def _less_certain(runs: Sequence[Run]) -> list[dict]:
@@ -148,14 +168,10 @@ def _less_certain(runs: Sequence[Run]) -> list[dict]:
     ]
 
 
-def _not_searched(runs: Sequence[Run]) -> list[dict]:
+def _not_searched(rates: Sequence[_Rates]) -> list[dict]:
     """Returns which methods ran with a setting that their record says nobody searched for these problems."""
-    found: dict[str, list[Run]] = {}
-    for run in runs:
-        for bar in _bars(run):
-            if NOT_SEARCHED in run.method(bar["method"]).details:
-                found.setdefault(bar["title"], []).append(run)
+    found = not_searched((of_run.run, of_run.run.method(name)) for of_run in rates for name in of_run.bars)
     return [
-        {"title": title, "labels": _labels(of_title), "is_all": len(of_title) == len(runs)}
+        {"title": title, "labels": _labels(of_title), "is_all": len(of_title) == len(rates)}
         for title, of_title in found.items()
     ]

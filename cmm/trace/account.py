@@ -2,17 +2,19 @@
 
 An account is a sum: the kernel time of *GEMM only*, terms, and what they leave unexplained. The total is the time per
 call in a program of several calls, by the host's clock. Most terms have a cause; those of `NOT_ATTRIBUTED` are what is
-left of a chain when all causes are taken away, and count as such. Terms come from elsewhere than totals:
+left of a chain when all causes are taken away, or what sets recorded calls apart from usual ones, and count as such.
+Terms come from elsewhere than totals:
 
 - `own_products`: kernel time of a method's own matmuls less that of GEMM only. For a ring kernel it is that of its
   twin, where nothing is sent (`cmm.trace.twin`); for a method in plain JAX that of its matmuls while it runs.
 - for a ring kernel the parts of its critical chain, recorded from inside, less the same parts of its twin
   (`cmm.trace.critical`).
 - `transfer`, `memory`, `barrier`, `gap`: what the GPU does meanwhile where no matmul runs (`cmm.trace.periods`). In a
-  gap it does nothing: one operation has ended, and the next has not yet been launched.
-- `recorder`: the GPUs' record tells of recorded calls, totals of others. Recorded ones can take longer, above all where
-  the host has much to launch: the recorder takes its time, and XLA replays no program as a CUDA graph. So both are
-  timed by the host's clock, and this is the difference.
+  gap it does nothing: that is recorded, and not why.
+- `recorder`: the GPUs' record tells of recorded calls, totals of usual ones. Recorded ones can take longer, above all
+  where the host has much to launch: the recorder takes its time, and XLA replays no program as a CUDA graph. So both
+  are timed by the host's clock, and this is the difference. What is left of the sum then says whether the GPUs' record
+  agrees with the host's clock while both look at the same calls; about usual calls it says nothing more.
 
 A ring kernel has a second, sharper sum: its kernel time, by the GPUs' record of calls in which nothing was noted,
 against GEMM only, `own_products` and the parts of the chain. Parts of a chain partition the recorded call. So this sum
@@ -36,17 +38,18 @@ _GROUPS |= dict.fromkeys(("drain", "announce", "flight"), "communication")
 _GROUPS |= dict.fromkeys(("device_start", "cta_start"), "synchronization")
 _GROUPS |= dict.fromkeys(("fill", "epilogue", "end"), "pipeline")
 # What is left, by name: no cause is known for it.
-NOT_ATTRIBUTED, _NO_CAUSE = ("wait", "refill"), "not attributed"
-_GROUPS |= dict.fromkeys(NOT_ATTRIBUTED, _NO_CAUSE)
+_NO_CAUSE = "not attributed"
+_GROUPS |= dict.fromkeys(("wait", "refill"), _NO_CAUSE)
 TERMS |= {name: (title, _GROUPS[name]) for name, title in PARTS.items()}
 TERMS |= {
     "transfer": ("transfers beside which no product runs", "communication"),
     "memory": ("writes and copies beside which no product runs", "memory"),
     "barrier": ("barriers between GPUs", "synchronization"),
-    "gap": ("nothing runs, the next operation is being launched", "launch"),
-    "recorder": ("the same calls while nobody records GPUs", "launch"),
+    "gap": ("nothing runs", "gaps"),
+    "recorder": ("usual calls less recorded ones", _NO_CAUSE),
 }
-GROUPS = ("products", "communication", "synchronization", "pipeline", "memory", "launch", _NO_CAUSE)
+GROUPS = ("products", "communication", "synchronization", "pipeline", "memory", "gaps", _NO_CAUSE)
+NOT_ATTRIBUTED = tuple(name for name, (_, group) in TERMS.items() if group == _NO_CAUSE)
 # The terms that lie inside a ring kernel.
 INSIDE = ("own_products", *PARTS)
 
@@ -135,7 +138,7 @@ class Account:
     Attributes:
       gemm_only_us: kernel time of GEMM only.
       methods: accounts in the order of the ladder.
-      skipped: by name, why a method has none, or has lost a round.
+      skipped: by name, why a method has none, or has lost a round or some of the calls that were recorded from inside.
       rounds: how many rounds were measured.
     """
 

@@ -19,7 +19,6 @@ from cmm.trace.periods import kernel_us, period_parts_us
 CALLS = 8  # In one program, on as many operand pairs, as in the ladder.
 STARTS = 4  # While the GPUs are recorded; the first one does not count.
 NOTING = ("recorded", "twin_recorded")
-_FEWEST_CALLS = 1  # Of a round, of each program that notes what it does.
 
 
 @dataclasses.dataclass
@@ -33,7 +32,7 @@ class Method:
       recorded, twin_recorded: both while they note what they do.
       rounds: what was measured, by number of the round.
       traces: of the calls that were recorded from inside.
-      unreadable: why others are none.
+      unreadable: by program that notes what it does, why calls of it could not be read.
     """
 
     name: str
@@ -44,7 +43,7 @@ class Method:
     twin_recorded: "Recorded | None" = None
     rounds: dict[int, Round] = dataclasses.field(default_factory=dict)
     traces: list[Trace] = dataclasses.field(default_factory=list)
-    unreadable: list[str] = dataclasses.field(default_factory=list)
+    unreadable: dict[str, list[str]] = dataclasses.field(default_factory=dict)
 
     def programs(self) -> dict[str, Program]:
         """Returns what runs in a round, by name of the field."""
@@ -107,8 +106,8 @@ def _start(program):
     return [program.start_chain(program.operands) for _ in range(STARTS)]
 
 
-def read_round(method, walls_us, pieces) -> Round:
-    """Returns what a round says of a method; `walls_us` are `Round.wall` and `Round.wall_recorded`.
+def read_round(method, wall_us, wall_recorded_us, pieces) -> Round:
+    """Returns what a round says of a method; the times are those of `Round`.
 
     Raises:
       ValueError, RuntimeError: its recording is not complete.
@@ -118,14 +117,15 @@ def read_round(method, walls_us, pieces) -> Round:
     slowest = max(kernels_us, key=kernels_us.get)
     period = period_parts_us(of("program").events[slowest], STARTS, CALLS)
     if method.twin is None:
-        return Round(*walls_us, kernels_us[slowest], period)
+        return Round(wall_us, wall_recorded_us, kernels_us[slowest], period)
     parts, traces = _look_inside(method, "recorded", pieces)
     twin_parts, _ = _look_inside(method, "twin_recorded", pieces)
     twin_us, recorded_us, twin_recorded_us = (
         max(of(kind).kernels_us().values()) for kind in ("twin", "recorded", "twin_recorded")
     )
     method.traces += traces
-    return Round(*walls_us, kernels_us[slowest], period, twin_us, parts, twin_parts, recorded_us, twin_recorded_us)
+    inside = twin_us, parts, twin_parts, recorded_us, twin_recorded_us
+    return Round(wall_us, wall_recorded_us, kernels_us[slowest], period, *inside)
 
 
 def _look_inside(method, kind, pieces) -> tuple[dict[str, float], list[Trace]]:
@@ -137,9 +137,10 @@ def _look_inside(method, kind, pieces) -> tuple[dict[str, float], list[Trace]]:
         try:
             traces.append(read_trace(method.name, layout, np.asarray(raw), offsets))
         except ValueError as error:  # Other calls of this round may be right.
-            method.unreadable.append(str(error))
-    if len(traces) < _FEWEST_CALLS:
-        raise RuntimeError(f"{len(traces)} recorded calls can be read. {method.unreadable[-1]}")
+            method.unreadable.setdefault(kind, []).append(str(error))
+    noted = len(pieces[method.name, kind].noted)
+    if 2 * len(traces) <= noted:  # Most calls count for more than some odd ones.
+        raise RuntimeError(f"{len(traces)} of {noted} calls ({kind}) can be read. {method.unreadable[kind][-1]}")
     missing = sum(trace.missing() for trace in traces)
     if missing:
         raise RuntimeError(f"{missing} marks are missing in {len(traces)} recorded calls.")

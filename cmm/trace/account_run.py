@@ -40,7 +40,7 @@ def measure_account(
       problem: shapes and dtype.
       mesh: Hopper GPUs along the one axis "x", two or more.
       names: of rungs; those that cannot run here are in the account as skipped.
-      rounds: every program is recorded once in each, and eight calls of each kernel from inside.
+      rounds: every program is recorded once in each, and seven calls of each kernel also from inside.
       budget_s: no round begins after so many seconds of rounds, but a few are measured in any case.
       report: called as the work goes on, with the fraction that is done.
       command: what the file names as the command that made it.
@@ -76,21 +76,19 @@ def measure_account(
         report(f"round {done + 1} of {rounds}", 0.4 + 0.6 * done / rounds)
         in_order = [methods[place] for place in order_in_round(len(methods), done)]
         try:
-            walls_us = _walls_us(in_order)
+            walls_us = _walls_us(in_order, recorded_first=done % 2 == 1)
             pieces = record_round(in_order, around, mark, mesh.size)
         except Exception as error:
             skipped[f"round {done + 1}"] = f"{type(error).__name__}: {error}"
             walls_us = [], []
-        for method, *of_method in zip(in_order, *walls_us):
+        for method, wall_us, recorded_us in zip(in_order, *walls_us):
             try:
-                method.rounds[done] = read_round(method, of_method, pieces)
+                method.rounds[done] = read_round(method, wall_us, recorded_us, pieces)
             except Exception as error:
                 skipped[f"{method.name}, round {done + 1}"] = f"{type(error).__name__}: {error}"
         done += 1
     report("done", 1.0)
-    for method in methods:
-        if method.unreadable:
-            skipped[f"{method.name}, {len(method.unreadable)} recorded calls"] = method.unreadable[0]
+    skipped |= _unreadable(methods)
     if not gemm.rounds:
         raise RuntimeError(f"GEMM only could not be measured: {list(skipped.values())}")
     accounts = [_account(method, gemm) for method in methods if set(method.rounds) & set(gemm.rounds)]
@@ -104,9 +102,9 @@ def measure_account(
             f"{CALLS} calls on distinct operand pairs chained in a program, "
             f"started {STARTS} times while recorded, one profile a round, the first start and the first call of each "
             "start not counted; the last start also from inside; "
-            f"wall time: {_SHORT_STARTS} and {_LONG_STARTS} starts, difference per call, once as usual and once while "
-            "GPUs are recorded; parts of chains: mean over the middle half of the recorded calls of a round, by their "
-            "length; medians over rounds, one process"
+            f"wall time: {_SHORT_STARTS} and {_LONG_STARTS} starts, difference per call, as usual and while GPUs are "
+            "recorded, taking turns to be first; parts of chains: mean over the middle half of the recorded calls of a "
+            "round, by their length; medians over rounds, one process"
         ),
         date=datetime.date.today().isoformat(),
         command=command,
@@ -147,16 +145,28 @@ def _warm_up(method) -> None:
         program.wait(program.start_chain(program.operands))
 
 
-def _walls_us(methods) -> tuple[list[float], list[float]]:
+def _walls_us(methods, recorded_first) -> tuple[list[float], list[float]]:
     """Returns the time per call of each method by the host's clock: as usual, and while GPUs are recorded."""
-    recorded_us = []
+    usual_us, recorded_us = [], []
 
-    def measure():
-        return [wall_time_in_program_us(method.program, _SHORT_STARTS, _LONG_STARTS) for method in methods]
+    def measure(into):
+        into += [wall_time_in_program_us(method.program, _SHORT_STARTS, _LONG_STARTS) for method in methods]
 
-    usual_us = measure()
-    record(lambda: recorded_us.extend(measure()), wait=lambda _: None)
+    if not recorded_first:
+        measure(usual_us)
+    record(lambda: measure(recorded_us), wait=lambda _: None)
+    if recorded_first:
+        measure(usual_us)
     return usual_us, recorded_us
+
+
+def _unreadable(methods) -> dict[str, str]:
+    """Returns what to say of recorded calls that could not be read: of each program how many, and the first reason."""
+    return {
+        f"{method.name}, {len(reasons)} calls ({kind})": reasons[0]
+        for method in methods
+        for kind, reasons in method.unreadable.items()
+    }
 
 
 def _account(method, gemm) -> MethodAccount:

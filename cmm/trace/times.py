@@ -155,9 +155,14 @@ def device_times(raw) -> tuple[np.ndarray, int, Clock]:
 
 def _check_clocks(ticks, timer, cycles) -> None:
     """Raises a `ValueError` if a clock was not read, runs backwards or stands still; both are `[CTA, role, 2]`."""
-    if ticks.origin <= 0:
-        raise ValueError(f"This is no record of a call: its first tick of the timer is at {ticks.origin} ns.")
+    if ticks.ns.min() <= 0:
+        cta = int(ticks.ns.argmin())
+        raise ValueError(f"This is no record of a call: CTA {cta} has seen the timer tick at {ticks.ns[cta]} ns.")
     for name, unit, clock in (("timer", "ns", timer), ("cycles", "cycles", cycles)):
+        if clock.min() <= 0:
+            cta, role, end = np.unravel_index(clock.argmin(), clock.shape)
+            what = f"role {role} of CTA {cta} {'ends' if end else 'begins'} at {clock.min()} {unit}"
+            raise ValueError(f"This is no record of a call: by the {name}, {what}.")
         lasted = np.diff(clock)[..., 0]
         if (lasted < 0).any():
             cta, role = np.unravel_index(lasted.argmin(), lasted.shape)
