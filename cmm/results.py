@@ -132,6 +132,12 @@ class Run:
     peers: tuple[MethodResult, ...] = ()
     first_round: int = 0
 
+    @property
+    def total_rounds(self) -> int:
+        """Rounds of all processes; of the method that was timed most often, 0 where raw times are not recorded."""
+        longest = lambda of_process: max(map(len, vars(of_process).values()))
+        return max((sum(map(longest, of_processes)) for of_processes in self.rounds.values()), default=0)
+
     def method(self, name: str) -> MethodResult:
         """Returns the result of one method, or raises a `KeyError` that lists those of this run."""
         for result in self.methods:
@@ -178,20 +184,22 @@ def load_all(folder) -> list[Run]:
     """Reads the runs in `folder`, one per problem and kind of device, ordered by dtype and number of devices.
 
     Of several runs of one problem (files `run_*.json` and `bench_*.json`) the one with the best evidence counts: one
-    that was no quick look, one from which no method was left out by choice, one of more processes, in this order.
-    Between equals `run_*.json` comes first.
+    that was no quick look, one from which no method was left out by choice, one of more processes, one of more rounds,
+    in this order. Between equals `run_*.json` comes first.
     """
     folder = pathlib.Path(folder)
     best: dict[tuple, Run] = {}
     for path in (*sorted(folder.glob("run_*.json")), *sorted(folder.glob("bench_*.json"))):
         run = load(path)
         key = (run.problem, run.machine.get("device_kind"), run.simulated)
-        best[key] = max(best.get(key, run), run, key=_evidence)
+        best[key] = max(best.get(key, run), run, key=evidence)
     return sorted(best.values(), key=lambda run: (run.problem.dtype, run.problem.axis_size))
 
 
-def _evidence(run):
-    return not run.quick, all(result.reason != NOT_ASKED_FOR for result in run.methods), run.processes
+def evidence(run: Run) -> tuple:
+    """Returns what tells which of two runs of one problem is to be believed: the larger one, see `load_all`."""
+    all_asked_for = all(result.reason != NOT_ASKED_FOR for result in run.methods)
+    return not run.quick, all_asked_for, run.processes, run.total_rounds
 
 
 def save_timelines(timelines: dict[str, list[Span]], run: Run, path) -> pathlib.Path:

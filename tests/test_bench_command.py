@@ -65,7 +65,7 @@ def test_a_record_is_replaced_as_a_whole(tmp_path, capsys, monkeypatch):
         on_result(0)
 
     monkeypatch.setattr(bench, "collect", collect)
-    monkeypatch.setattr(bench.os, "replace", dies)
+    monkeypatch.setattr(bench.records.os, "replace", dies)
     assert bench.main(["--out", str(tmp_path)]) == 2
     assert results.load(path) == run and len(results.load_all(tmp_path)) == 1
 

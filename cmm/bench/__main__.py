@@ -2,7 +2,6 @@
 
 import dataclasses
 import datetime
-import os
 import sys
 import tempfile
 import time
@@ -14,8 +13,8 @@ try:  # The package alone does not need it.
 except ModuleNotFoundError as error:
     sys.exit(f"python -m cmm.bench needs {error.name}: in the repository, pip install '.[cli]'")
 
-from cmm import report, results
-from cmm.bench import machine, peers
+from cmm import report
+from cmm.bench import machine, peers, records
 from cmm.bench.merge import merge, with_peers
 from cmm.bench.options import command_of, parse, plan_of
 from cmm.bench.processes import Collected, Refused, collect
@@ -80,17 +79,17 @@ def _measure_peers(console, options, plan, collected, merged) -> None:
     except ValueError as error:
         raise Refused(str(error)) from error
     kind = machine.device_kind(options.devices, simulate=options.simulate)
-    records = peers.find_records(options.out, problems, plan, kind, quick=options.quick)
-    if not records:
+    found = peers.find_records(options.out, problems, plan, kind, quick=options.quick)
+    if not found:
         raise Refused(
             f"{options.out} holds no record of these problems from {kind}: measure them first, without --peers-only."
         )
     collected.problems = problems
     command = command_of(options, plan, options.devices)
     merged |= {
-        index: dataclasses.replace(records[problem], command=peers.with_command(records[problem].command, command))
+        index: dataclasses.replace(found[problem], command=peers.with_command(found[problem].command, command))
         for index, problem in enumerate(problems)
-        if problem in records
+        if problem in found
     }
     with _progress(console) as progress:
         _add_peers(console, progress, options, plan, collected, merged)
@@ -114,11 +113,17 @@ def _progress(console) -> Progress:
 
 
 def _write(console, options, run, what) -> None:
-    """Writes a record and says so. Whoever kills this process finds the old file or the new one, no mixture."""
-    path = options.out / results.file_name(run, "bench_quick" if options.quick else "bench")
-    temporary = results.save(run, path.with_name(f".{path.name}.tmp"))
-    os.replace(temporary, path)
+    """Writes a record and says so."""
+    path, kept = records.write(run, options.out, "bench_quick" if options.quick else "bench")
     console.print(f"wrote {path}: {what}", highlight=False, soft_wrap=True)
+    if kept:
+        old = path.name.removeprefix(records.PARTIAL)
+        console.print(
+            f"[yellow]kept {old}, which holds more: {kept.processes} processes, {kept.total_rounds} rounds in all, "
+            f"against {run.processes} and {run.total_rounds}, or more methods. Remove it if it is out of date.",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def _print_all(console, options, collected, merged) -> None:

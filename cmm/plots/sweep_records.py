@@ -85,8 +85,7 @@ def is_faster(run: Run, kind: str, name: str = AUTO_KERNEL, other: str = BASELIN
 
 def evidence(run: Run) -> tuple[int, int]:
     """Returns how many processes have measured a run, and the rounds of all of them; 0 where that is not recorded."""
-    lengths = lambda of_processes: (max(map(len, vars(rounds).values())) for rounds in of_processes)
-    return run.processes, max((sum(lengths(of)) for of in run.rounds.values()), default=0)
+    return run.processes, run.total_rounds
 
 
 def less_certain_text(processes: int, rounds: int) -> str:
