@@ -6,7 +6,6 @@ import datetime
 import json
 import os
 import pathlib
-import shlex
 import sys
 import tempfile
 import time
@@ -20,7 +19,7 @@ except ModuleNotFoundError as error:
     sys.exit(f"python -m cmm.overhead needs {error.name}: in the repository, pip install '.[cli]'")
 
 from cmm.bench.children import follow, python_module
-from cmm.cli import positive
+from cmm.cli import positive, repeating
 from cmm.overhead import overhead_record
 from cmm.overhead.child import Plan
 from cmm.overhead.overhead_record import Measurement, Record
@@ -64,8 +63,7 @@ def main(arguments=None) -> int:
             _print(console, measurement)
     if not measurements:
         return 1
-    command = shlex.join(["python", "-m", "cmm.overhead", *(sys.argv[1:] if arguments is None else arguments)])
-    today = datetime.date.today().isoformat()
+    today, command = datetime.date.today().isoformat(), repeating("cmm.overhead", arguments)
     record = Record(today, command, "normal(0, 1)", overhead_record.PROTOCOL, tuple(measurements))
     path = overhead_record.save(record, options.out / overhead_record.file_name(record))
     console.print(f"{record.protocol}.\nWritten: {path}", highlight=False, markup=False, soft_wrap=True)

@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import datetime
 import pathlib
-import shlex
 import sys
 
 try:  # The package alone does not need it.
@@ -15,7 +14,7 @@ except ModuleNotFoundError as error:
     sys.exit(f"python -m cmm.trace needs {error.name}: in the repository, pip install '.[cli]'")
 
 from cmm import devices, interpret, provenance
-from cmm.cli import positive
+from cmm.cli import positive, repeating
 from cmm.roofline import Problem
 from cmm.trace import file as trace_file
 from cmm.trace.account import file_name as account_file_name, save as save_account
@@ -57,13 +56,13 @@ def main(arguments=None) -> int:
         options.out.mkdir(parents=True, exist_ok=True)
         with _place(options.simulate) as run:
             if options.account:
-                return _account(console, options, problem, mesh, _command(arguments))
+                return _account(console, options, problem, mesh, repeating("cmm.trace", arguments))
             record, trace = _record(console, options, problem, mesh, run)
     except (OSError, ValueError, NotImplementedError, RuntimeError) as error:
         console.print(f"[red]{error}", highlight=False, soft_wrap=True)
         return 2
     record |= provenance.machine(mesh) | {"versions": provenance.versions()}
-    record |= {"command": _command(arguments), "date": datetime.date.today().isoformat()}
+    record |= {"command": repeating("cmm.trace", arguments), "date": datetime.date.today().isoformat()}
     _print(console, record)
     path = trace_file.write(record, options.out / trace_file.file_name(record))
     console.print(f"wrote {path} ({path.stat().st_size / 1024:.0f} KB)", highlight=False)
@@ -100,10 +99,6 @@ def _parse(arguments):
     parser.add_argument("--perfetto", type=pathlib.Path, metavar="FILE", help="write Chrome's trace format, too")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("out"), help="output folder (default: out)")
     return parser.parse_args(arguments)
-
-
-def _command(arguments) -> str:
-    return shlex.join(["python", "-m", "cmm.trace", *(sys.argv[1:] if arguments is None else arguments)])
 
 
 def _account(console, options, problem, mesh, command) -> int:
