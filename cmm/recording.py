@@ -63,16 +63,24 @@ def record(run: Callable[[], object], wait: Callable = jax.block_until_ready) ->
     Returns:
       The events of all GPUs; empty where there is no GPU.
     """
+    profile = profiled(lambda: wait(run()))
+    events = [event for plane in profile.planes for event in _gpu_events(plane)]
+    return sorted(events, key=lambda event: event.start_us)
+
+
+def profiled(run: Callable[[], object], host_tracer_level: int = 0) -> jax.profiler.ProfileData:
+    """Runs `run` under JAX's profiler, and returns what that has seen: the GPUs, and of the host what the level says.
+
+    `run` waits for what it has started.
+    """
     options = jax.profiler.ProfileOptions()
-    options.host_tracer_level = 0
+    options.host_tracer_level = host_tracer_level
     options.python_tracer_level = 0
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder, profiler_options=options):
-            wait(run())
+            run()
         (file,) = pathlib.Path(folder).rglob("*.xplane.pb")
-        profile = jax.profiler.ProfileData.from_file(str(file))
-    events = [event for plane in profile.planes for event in _gpu_events(plane)]
-    return sorted(events, key=lambda event: event.start_us)
+        return jax.profiler.ProfileData.from_file(str(file))
 
 
 def make_mark(mesh: Mesh) -> Callable[[], None]:

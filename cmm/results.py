@@ -146,6 +146,12 @@ class Run:
         raise KeyError(f"{name!r} is not in this run, which has {', '.join(m.name for m in self.methods)}.")
 
     @property
+    def has_published_shape(self) -> bool:
+        """Whether it has the shapes of the published table, whatever its dtype and number of devices."""
+        usual = published_problem(self.problem.axis_size)
+        return dataclasses.replace(self.problem, dtype=usual.dtype) == usual
+
+    @property
     def is_reference_work(self) -> bool:
         """Whether it has the shapes and the dtype of the published table, whatever its number of devices."""
         return self.problem == published_problem(self.problem.axis_size)

@@ -260,7 +260,7 @@ def test_recorded_calls_that_cannot_be_read_are_left_out_and_named(look_inside):
 def test_calls_are_timed_as_usual_and_while_gpus_are_recorded(monkeypatch, recorded_first):
     recording, order = [], []
 
-    def record(run, wait):
+    def profiled(run):
         recording.append(True)
         run()
         recording.pop()
@@ -269,7 +269,7 @@ def test_calls_are_timed_as_usual_and_while_gpus_are_recorded(monkeypatch, recor
         order.append(bool(recording))
         return program + 20.0 * bool(recording)
 
-    monkeypatch.setattr(account_run, "record", record)
+    monkeypatch.setattr(account_run, "profiled", profiled)
     monkeypatch.setattr(account_run, "wall_time_in_program_us", wall_us)
     methods = [types.SimpleNamespace(program=time_us) for time_us in (95.0, 150.0)]
     assert account_run._walls_us(methods, recorded_first) == ([95.0, 150.0], [115.0, 170.0])

@@ -9,7 +9,7 @@ from matplotlib.text import Text
 from cmm import results
 from cmm.plots.__main__ import all_figures
 from cmm.plots.sweep import draw_sweep, sweep_groups
-from cmm.plots.sweep_records import PANELS, evidence, is_faster, less_certain_text, sweep_data
+from cmm.plots.sweep_records import PANELS, is_faster, less_certain_text, sweep_data
 from cmm.roofline import Problem
 
 ROWS = (64, 256, 1024, 4096)
@@ -203,11 +203,11 @@ def test_caption_names_what_is_less_certain():
     assert "JAX's example kernel ran with a setting that was not searched for M = 256, 4096." in caption
 
 
-def test_evidence_is_that_of_the_method_with_most_rounds():
+def test_rounds_of_a_run_are_those_of_the_method_with_most():
     of = lambda *counts: [results.Rounds(call_us=[1.0] * count, wall_us=[1.0] * (count - 1)) for count in counts]
     rounds = {"naive": of(6, 6), "ring": [*of(6), results.Rounds()]}
-    assert evidence(dataclasses.replace(run(64), rounds=rounds, processes=2)) == (2, 12)
-    assert evidence(dataclasses.replace(run(64), rounds={}, processes=2)) == (2, 0)
+    assert dataclasses.replace(run(64), rounds=rounds, processes=2).total_rounds == 12
+    assert dataclasses.replace(run(64), rounds={}, processes=2).total_rounds == 0
 
 
 @pytest.mark.parametrize(

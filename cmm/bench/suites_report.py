@@ -11,7 +11,7 @@ from cmm.bench.merge import ratio
 from cmm.dispatch import AUTO_KERNEL
 from cmm.report import has_times, is_roof, is_wrong, markdown_row, spread_text
 from cmm.results import NOT_ASKED_FOR, Run
-from cmm.roofline import Problem, published_problem
+from cmm.roofline import Problem
 
 RATIO_HEADER = ("method", "kernel time / GEMM only", "call time / GEMM only", "call time / NCCL + cuBLAS")
 BASELINE = "naive"
@@ -73,8 +73,7 @@ def fastest(run: Run) -> list[str]:
 
 def beyond_published(runs: Sequence[Run]) -> list[Run]:
     """Returns the measured runs whose shapes are not those of the published table, smallest products first."""
-    shape = lambda p: (p.m_shard, p.k, p.n_shard)
-    others = [run for run in runs if not run.simulated and shape(run.problem) != shape(published_problem(1))]
+    others = [run for run in runs if not run.simulated and not run.has_published_shape]
     return sorted(others, key=lambda run: (run.problem.dtype, run.problem.axis_size, run.problem.flops_per_device))
 
 

@@ -1,11 +1,11 @@
 """What does the host do while it starts a program?"""
 
-import pathlib
-import tempfile
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import jax
+
+from cmm.recording import profiled
 
 _WHOLE = "GpuExecutable::ExecuteThunks"
 # Names of XLA's own spans, within `_WHOLE`, on the thread of each device; and what happens there.
@@ -37,21 +37,14 @@ def host_parts_us(start: Callable, starts: int, devices: int) -> dict[str, float
     Returns:
       What `split_host_us` does. The trace itself costs time.
     """
-    options = jax.profiler.ProfileOptions()
-    options.host_tracer_level = 2
-    options.python_tracer_level = 0
-    with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder, profiler_options=options):
-            jax.block_until_ready([start() for _ in range(starts)])
-        (file,) = pathlib.Path(folder).rglob("*.xplane.pb")
-        profile = jax.profiler.ProfileData.from_file(str(file))
-        spans = [
-            HostSpan(event.name, event.duration_ns / 1e3)
-            for plane in profile.planes
-            if plane.name.startswith("/host:")
-            for line in plane.lines
-            for event in line.events
-        ]
+    run = lambda: jax.block_until_ready([start() for _ in range(starts)])
+    spans = [
+        HostSpan(event.name, event.duration_ns / 1e3)
+        for plane in profiled(run, host_tracer_level=2).planes
+        if plane.name.startswith("/host:")
+        for line in plane.lines
+        for event in line.events
+    ]
     return split_host_us(spans, starts * devices)
 
 

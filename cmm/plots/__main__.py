@@ -1,7 +1,6 @@
 """Redraws every figure of the project: `python -m cmm.plots`."""
 
 import argparse
-import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable, Iterator
@@ -61,16 +60,11 @@ def figures(axis_size: int, runs: list[Run]) -> Iterator[Figure]:
         data = functools.partial(utilization_shapes_data, group)
         yield name, functools.partial(draw_utilization_shapes, group), data
     reference = [run for run in runs if run.is_reference_work]
-    other_dtypes = [run for run in runs if _has_published_shape(run) and run not in reference]
+    other_dtypes = [run for run in runs if run.has_published_shape and run not in reference]
     yield "utilization", lambda: draw_utilization(reference), lambda: utilization_data(reference)
     if not all(run.simulated for run in other_dtypes):
         draw, data = lambda: draw_utilization(other_dtypes, ()), lambda: utilization_data(other_dtypes, ())
         yield "utilization_other", draw, data
-
-
-def _has_published_shape(run: Run) -> bool:
-    usual = roofline.published_problem(run.problem.axis_size)
-    return dataclasses.replace(run.problem, dtype=usual.dtype) == usual
 
 
 def recorded_timelines(runs: list[Run], folder) -> Iterator[Figure]:

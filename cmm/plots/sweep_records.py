@@ -83,13 +83,8 @@ def is_faster(run: Run, kind: str, name: str = AUTO_KERNEL, other: str = BASELIN
     return 100 * sum(value < 1 for value in of_rounds) >= FASTER_IN_PERCENT * len(of_rounds) if of_rounds else None
 
 
-def evidence(run: Run) -> tuple[int, int]:
-    """Returns how many processes have measured a run, and the rounds of all of them; 0 where that is not recorded."""
-    return run.processes, run.total_rounds
-
-
 def less_certain_text(processes: int, rounds: int) -> str:
-    """Returns in words what `evidence` says, as a caption names it."""
+    """Returns in words how many processes have measured, and in how many rounds in all; 0 if that is not recorded."""
     if processes == 1:
         return f"one process of {rounds} rounds" if rounds else "one process"
     return f"{processes} processes, {rounds} rounds in all" if rounds else f"{processes} processes"
@@ -146,5 +141,5 @@ def _single_processes(runs) -> list[dict]:
     """Returns which rows one process alone has measured, by the number of its rounds; 0 where that is not recorded."""
     rows: dict[int, list[int]] = {}
     for run in (run for run in runs if run.processes == 1):
-        rows.setdefault(evidence(run)[1], []).append(run.problem.m_shard)
+        rows.setdefault(run.total_rounds, []).append(run.problem.m_shard)
     return [{"rounds": rounds, "rows": of_rounds} for rounds, of_rounds in rows.items()]

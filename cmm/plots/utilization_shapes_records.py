@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from cmm.bench.suites_report import BASELINE, shape_text, shape_texts, where_text
 from cmm.dispatch import AUTO_KERNEL
 from cmm.plots.rates import utilization_data
-from cmm.plots.sweep_records import evidence, is_faster, not_searched
+from cmm.plots.sweep_records import is_faster, not_searched
 from cmm.protocol import LEAST_PROCESSES, LEAST_ROUNDS_IN_ALL
 from cmm.report import is_roof, is_wrong
 from cmm.results import NOT_ASKED_FOR, MethodResult, Run
@@ -106,14 +106,13 @@ def _rates(run: Run) -> _Rates:
 
 def _problem(rates: _Rates) -> dict:
     run, p = rates.run, rates.run.problem
-    processes, rounds = evidence(run)
     return {
         "label": shape_text(p),
         "suite": suite_title(p),
         **dataclasses.asdict(p),
         "flops_per_device": p.flops_per_device,
-        "processes": processes,
-        "rounds": rounds,
+        "processes": run.processes,
+        "rounds": run.total_rounds,
         "rows": _rows(rates),
         "is_faster_gemm_only": _is_faster_gemm_only(rates),
         "is_faster": is_faster(run, "call_us"),
@@ -159,9 +158,8 @@ def _less_certain(runs: Sequence[Run]) -> list[dict]:
     """Returns which problems fewer processes or rounds have measured than a comparison needs, fewest rounds first."""
     groups: dict[tuple[int, int], list[Run]] = {}
     for run in runs:
-        processes, rounds = evidence(run)
-        if processes < LEAST_PROCESSES or rounds < LEAST_ROUNDS_IN_ALL:
-            groups.setdefault((processes, rounds), []).append(run)
+        if run.processes < LEAST_PROCESSES or run.total_rounds < LEAST_ROUNDS_IN_ALL:
+            groups.setdefault((run.processes, run.total_rounds), []).append(run)
     return [
         {"processes": processes, "rounds": rounds, "labels": _labels(groups[processes, rounds])}
         for processes, rounds in sorted(groups)

@@ -139,7 +139,7 @@ def _look_inside(method, kind, pieces) -> tuple[dict[str, float], list[Trace]]:
         except ValueError as error:  # Other calls of this round may be right.
             method.unreadable.setdefault(kind, []).append(str(error))
     noted = len(pieces[method.name, kind].noted)
-    if 2 * len(traces) <= noted:  # Most calls count for more than some odd ones.
+    if 2 * len(traces) <= noted:  # What few calls say may be as odd as those that cannot be read.
         raise RuntimeError(f"{len(traces)} of {noted} calls ({kind}) can be read. {method.unreadable[kind][-1]}")
     missing = sum(trace.missing() for trace in traces)
     if missing:

@@ -11,7 +11,7 @@ from cmm import devices, provenance
 from cmm.chain import chained
 from cmm.measure import Program, spread, wall_time_in_program_us
 from cmm.protocol import order_in_round
-from cmm.recording import make_mark, record
+from cmm.recording import make_mark, profiled
 from cmm.roofline import Problem
 from cmm.rungs import AXIS, GEMM_ONLY, RUNGS, in_shard_map
 from cmm.trace.account import Account, MethodAccount
@@ -154,7 +154,7 @@ def _walls_us(methods, recorded_first) -> tuple[list[float], list[float]]:
 
     if not recorded_first:
         measure(usual_us)
-    record(lambda: measure(recorded_us), wait=lambda _: None)
+    profiled(lambda: measure(recorded_us))
     if recorded_first:
         measure(usual_us)
     return usual_us, recorded_us
