@@ -79,12 +79,19 @@ def all_gather_matmul(lhs, rhs, axis_name, *, method="auto", dtype=None, precisi
         slower than "naive" on every GPU measured so far, because NCCL's transfers wait for the matmul to free the
         multiprocessors: see `cmm.COPY_ENGINE_OPTIONS`. "pallas" and "pallas_fast" insist on a kernel and say why it
         cannot run.
-      dtype: dtype of the result, by default that of `lhs`. Accumulation is in float32.
-      precision: as in `jax.lax.dot`. By default float32 operands are multiplied in full float32. Kernels take none.
+      dtype: dtype of the result, by default that of `lhs`. Accumulation is in float32. Kernels give no float32.
+      precision: as in `jax.lax.dot`. By default float32 operands are multiplied in full float32, whatever
+        `jax.default_matmul_precision` says. Kernels take none.
 
     Returns:
       `[axis_size * m_shard, n_shard]`, this device's columns of the product. All methods agree up to rounding, and
       all can be differentiated in both operands.
+
+      For policies of `jax.checkpoint`, what a kernel gives is named: the result "cmm_product", and the activations that
+      it gathers on its way, which the backward pass takes, "cmm_gathered". Policies for dot products do not see into a
+      kernel, so with them alone the backward pass runs it again. One that saves both names as well,
+      `jax.checkpoint_policies.save_only_these_names("cmm_product", "cmm_gathered")`, runs it once. The other methods
+      are dot products and collectives without names.
 
     Raises:
       ValueError: the method is unknown, or operands or axis are not fit for it; the message says why.
@@ -94,7 +101,7 @@ def all_gather_matmul(lhs, rhs, axis_name, *, method="auto", dtype=None, precisi
 
     Cost: `2 * axis_size * m_shard * k * n_shard` FLOPs; each device receives `(axis_size - 1) * m_shard * k` elements.
     """
-    if method != "auto" and method not in METHODS:
+    if not isinstance(method, str) or method not in ("auto", *METHODS):
         known = ", ".join(repr(name) for name in ("auto", *METHODS))
         raise ValueError(f"method={method!r} is unknown. Known methods: {known}.")
     name = method

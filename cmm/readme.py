@@ -4,6 +4,7 @@ import argparse
 import pathlib
 import sys
 
+from cmm import loopback
 from cmm.bench.suites_report import beyond_published, markdown_beyond
 from cmm.report import (
     markdown_headline,
@@ -14,16 +15,18 @@ from cmm.report import (
 )
 from cmm.results import Run, load_all
 
-# Between these markers stand one sentence, runs of other shapes, and of one GPU. A README without them has none.
-_HEADLINE, _BEYOND, _LOCAL = "headline", "beyond the published shape", "local product"
+# Between these markers stand a few sentences, runs of other shapes, and two kinds of runs of one GPU. A README without
+# them has none.
+_HEADLINE, _BEYOND, _LOCAL, _LOOP = "headline", "beyond the published shape", "local product", "loop back"
 
 
-def updated(text: str, runs: list[Run]) -> str:
+def updated(text: str, runs: list[Run], loops: list[dict] = ()) -> str:
     """Returns the README `text` with its tables made anew from `runs`.
 
     Args:
       text: the README. Its tables stand between markers.
       runs: recorded runs, at most one per problem and kind of device (see `cmm.results.load_all`).
+      loops: records of a GPU that is its own neighbour (see `cmm.loopback`).
 
     Raises:
       ValueError: a marker is missing, or no run has the shapes of the published table.
@@ -41,6 +44,8 @@ def updated(text: str, runs: list[Run]) -> str:
         text = replace_between_markers(text, _LOCAL, markdown_local(local))
     if f"<!-- {_BEYOND} -->" in text:
         text = replace_between_markers(text, _BEYOND, markdown_beyond(beyond_published(runs)))
+    if f"<!-- {_LOOP} -->" in text:
+        text = replace_between_markers(text, _LOOP, "\n\n".join(map(loopback.markdown, loops)))
     return text
 
 
@@ -52,7 +57,7 @@ def main(arguments=None) -> int:
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if it is out of date")
     options = parser.parse_args(arguments)
     text = options.readme.read_text()
-    new = updated(text, load_all(options.data))
+    new = updated(text, load_all(options.data), loopback.load_all(options.data))
     if options.check:
         return int(new != text)
     options.readme.write_text(new)

@@ -119,9 +119,9 @@ def peers_note(run: Run) -> str:
 
 
 def markdown_headline(runs: list[Run]) -> str:
-    """Returns in two sentences what the fastest kernel takes, on most GPUs that it was measured on; else nothing.
+    """Returns in a few sentences what the fastest kernel takes, on most GPUs that it was measured on; else nothing.
 
-    Ratios are those of call times to GEMM only.
+    Ratios are those of call times to GEMM only. What the host's clock says follows, where both have such times.
     """
     shown = lambda run, name: next((r for r in run.methods if r.name == name and has_times(r) and r.call_time_us), None)
     run = max((run for run in runs if shown(run, AUTO_KERNEL)), key=lambda run: run.problem.axis_size, default=None)
@@ -132,11 +132,26 @@ def markdown_headline(runs: list[Run]) -> str:
     others = [(words, shown(run, name)) for name, words in _BESIDE_HEADLINE.items()]
     p, device = run.problem, run.machine["device_kind"].replace("NVIDIA ", "")
     operands = f"{p.m_shard} × {p.k} activations and {p.k} × {p.n_shard} weights"
-    call = f"{kernel.call_time_us.median:.0f} µs, {kernel.ratio_to_gemm_only.median:.2f} times the product alone"
+    ratio = f"{kernel.ratio_to_gemm_only.median:.2f} times the product alone"
+    call = f"{kernel.call_time_us.median:.0f} µs of GPU time, {ratio}"
     where = f"On {p.axis_size} {device} GPUs, {p.dtype}, with {operands} on each"
     first = f"{where}, a call of the fast kernel takes **{call}**"
     beside = "; ".join(f"{words} {times(result)}" for words, result in others if result)
-    return f"{first} ({roof.call_time_us.median:.0f} µs). {beside}." if beside else f"{first}."
+    text = f"{first} ({roof.call_time_us.median:.0f} µs). {beside}." if beside else f"{first}."
+    return " ".join(filter(None, [text, _walls_in_words(kernel, shown(run, "naive"))]))
+
+
+def _walls_in_words(kernel, gathered) -> str:
+    if gathered is None or any(not one.wall_time_in_program_us or not one.wall_time_us for one in (kernel, gathered)):
+        return ""
+    inside, alone = (
+        " against ".join(f"{getattr(one, kind).median:.0f} µs" for one in (kernel, gathered))
+        for kind in ("wall_time_in_program_us", "wall_time_us")
+    )
+    return (
+        f"By the host's clock, a call in a program of several takes {inside} for gathering first; a call that is a "
+        f"program of its own {alone}."
+    )
 
 
 def markdown_ladder(runs: list[Run]) -> str:

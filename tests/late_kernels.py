@@ -165,7 +165,8 @@ def _sleeping_roles(late_gmem, in_warps):
     cta, who, step, at_use, naps = (late_gmem[i] for i in range(5))
     naps = jnp.where((cta == ANY) | (lax.axis_index("cta") == cta), naps, 0)
     naps_of = {role: jnp.where((who == ANY) | (who == role), naps, 0) for role in (0, 1, roles.LOADER, SENDER)}
-    load_tiles, multiply_tiles, send_use = roles.load_tiles, roles.multiply_tiles, fast_kernel._send_use
+    load_tiles, multiply_tiles, send_tile = roles.load_tiles, roles.multiply_tiles, fast_kernel._send_tile
+    send_use = fast_kernel._send_use
 
     def is_at(plan, first_use):
         """Whether this is the step; `first_use` would not tell where steps share rounds."""
@@ -190,14 +191,19 @@ def _sleeping_roles(late_gmem, in_warps):
         _sleep(jnp.where(is_at(plan, first_use) & (plan.my_tiles() > 0), mine, 0))
         multiply_tiles(plan, first_use, *args, **kwargs)
 
-    def late_send(sends, rounds, peer_scratch, received, send_dev_id, use, *args, **memory):
-        is_use = (use == rounds.first_use(step) + at_use) & (use < rounds.first_use(step + 1))
-        _sleep(jnp.where(is_use, naps_of[SENDER], 0), in_warp=True)
-        return send_use(sends, rounds, peer_scratch, received, send_dev_id, use, *args, **memory)
+    def late_send_tile(sends, rounds, *args, **memory):
+        def late_send_use(tile, k_step, *args, **memory):
+            use = tile.first_use + k_step
+            is_use = (use == rounds.first_use(step) + at_use) & (use < rounds.first_use(step + 1))
+            _sleep(jnp.where(is_use, naps_of[SENDER], 0), in_warp=True)
+            return send_use(tile, k_step, *args, **memory)
+
+        with mock.patch.object(fast_kernel, "_send_use", late_send_use):
+            return send_tile(sends, rounds, *args, **memory)
 
     with (
         mock.patch.multiple(roles, load_tiles=late_load, multiply_tiles=late_multiply),
-        mock.patch.object(fast_kernel, "_send_use", late_send),
+        mock.patch.object(fast_kernel, "_send_tile", late_send_tile),
     ):
         yield
 

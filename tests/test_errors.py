@@ -86,10 +86,11 @@ def test_axis_that_shard_map_leaves_to_the_compiler(make_case, function):
         jax.jit(run)(case.lhs, case.rhs)
 
 
-def test_unknown_method_lists_the_known_ones(make_case):
+@pytest.mark.parametrize("method", ["magic", ["naive"], None])
+def test_unknown_method_lists_the_known_ones(make_case, method):
     with pytest.raises(ValueError) as error:
-        _trace(make_case, cmm.all_gather_matmul, jnp.ones((4, 8)), jnp.ones((8, 4)), method="magic")
-    for value in ("'magic'", "'auto'", *map(repr, cmm.METHODS)):
+        _trace(make_case, cmm.all_gather_matmul, jnp.ones((4, 8)), jnp.ones((8, 4)), method=method)
+    for value in (repr(method), "'auto'", *map(repr, cmm.METHODS)):
         assert value in str(error.value)
 
 

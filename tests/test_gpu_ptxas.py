@@ -1,7 +1,7 @@
 """What ptxas says about the Hopper kernels: no product waits for the one before, and no register is spilled.
 
 ptxas tells when kernels are compiled, in a process that was started with `MOSAIC_GPU_DUMP_PTXAS=1`. So this file is
-also the program of that process. One GPU is enough: it is its own neighbour, as in `test_gpu_loopback.py`.
+also the program of that process. One GPU is enough: it is its own neighbour, see `cmm.hopper.loopback`.
 """
 
 import os
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 from cmm import devices, hopper
+from cmm.hopper.loopback import looped_back, plan_loop
 
 pytestmark = pytest.mark.gpu
 
@@ -41,16 +42,13 @@ def test_products_are_not_serialized_and_registers_not_spilled():
 
 
 def _compile_all():
-    from test_gpu_loopback import MODULES, loop_back, looped_kernel
-
     gpu = devices.find_devices()[0]
     for m, k, n in SHAPES:
         lhs, rhs = (jax.device_put(jnp.zeros(shape, "float16"), gpu) for shape in ((m, k), (k, n)))
         jax.block_until_ready(jax.jit(hopper.matmul)(lhs, rhs))
-        for method, module in MODULES.items():
-            with pytest.MonkeyPatch.context() as patch:
-                loop_back(module, patch, steps=2)
-                jax.block_until_ready(looped_kernel(method, gpu, 2, m, k, n, "float16")[0](lhs, rhs))
+        for kernel in hopper.KERNELS:
+            plan = plan_loop(kernel, 2, m, k, n, "float16", gpu, gpu.core_count)
+            jax.block_until_ready(looped_back(kernel, plan, 2, "float16", gpu)(lhs, rhs))
 
 
 if __name__ == "__main__":

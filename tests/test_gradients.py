@@ -71,3 +71,18 @@ def test_backward_products_stay_in_half_precision(make_case, method):
     products = [line for line in text.splitlines() if "stablehlo.dot_general" in line]
     assert len(products) >= 2
     assert all("f32" not in line for line in products), products
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_full_precision_is_for_float32_operands(make_case, method):
+    # A float32 result of half-precision operands: TF32 holds the operands exactly, and full precision is far slower.
+    def precisions(dtype, **options):
+        case = make_case(4, 8, 4, dtype)
+        run = case.program(cmm.all_gather_matmul, method=method, dtype="float32", **options)
+        with jax.default_matmul_precision("bfloat16" if dtype == "float32" else "float32"):  # It has no say.
+            text = jax.jit(jax.grad(lambda *pair: jnp.sum(run(*pair) ** 2), (0, 1))).lower(case.lhs, case.rhs).as_text()
+        return {"HIGHEST" in line for line in text.splitlines() if "stablehlo.dot_general" in line}
+
+    assert precisions("float32") == {True}
+    assert precisions("float16") == {False}
+    assert precisions("float16", precision="highest") == {True}

@@ -4,12 +4,20 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
 import cmm
 import cmm.interpret as ci
-from cmm.hopper import TuningConfig, all_gather_lhs_matmul, default_config, peer_access, requirements
+from cmm.hopper import (
+    MatmulDimension,
+    TuningConfig,
+    all_gather_lhs_matmul,
+    default_config,
+    peer_access,
+    requirements,
+)
 from cmm.hopper.config import MAX_SMEM_BYTES
 
 SMALL = TuningConfig(tile_m=64, tile_n=64, tile_k=64, max_concurrent_steps=2)
@@ -20,18 +28,57 @@ SMALL = TuningConfig(tile_m=64, tile_n=64, tile_k=64, max_concurrent_steps=2)
     [
         ({"max_concurrent_steps": 1}, "max_concurrent_steps must be at least 2, got 1"),
         ({"tile_m": 96}, "tile_m must be a multiple of 64.* got 96"),
-        ({"tile_n": 512}, "tile_n must be a multiple of 8 and at most 256, got 512"),
-        ({"tile_k": 0}, "tile_k must be a whole number of at least 1, got 0"),
+        ({"tile_n": 512}, "tile_n must be a multiple of 64.* at most 256.* got 512"),
+        ({"tile_n": 96, "epi_tile_n": None}, "tile_n must be a multiple of 64.* got 96"),
+        ({"tile_m": 128, "tile_n": 256}, r"tile_m \* tile_n must be at most 128 \* 192.* got 128 \* 256"),
+        ({"tile_k": 0}, "tile_k must be a Python int of at least 1, got 0"),
         ({"tile_k": 32}, "tile_k must be a multiple of 64.* got 32"),
-        ({"tile_m": 64.0}, "tile_m must be a whole number of at least 1, got 64.0"),
-        ({"epi_tile_m": -64}, "epi_tile_m must be a whole number of at least 1, got -64"),
+        ({"tile_m": 64.0}, "tile_m must be a Python int of at least 1, got 64.0"),
+        ({"max_concurrent_steps": 2.5}, "max_concurrent_steps must be a Python int of at least 1, got 2.5"),
+        ({"max_concurrent_steps": "4"}, "max_concurrent_steps must be a Python int of at least 1, got '4'"),
+        ({"max_concurrent_steps": None}, "max_concurrent_steps must be a Python int of at least 1, got None"),
+        ({"max_concurrent_steps": np.int32(4)}, r"max_concurrent_steps must be a Python int.* got np.int32\(4\)"),
+        ({"chunks": True}, "chunks must be a Python int of at least 1 or None, got True"),
+        ({"epi_tile_m": -64}, "epi_tile_m must be a Python int of at least 1 or None, got -64"),
+        ({"epi_tile_m": 32}, "epi_tile_m must be a multiple of 64.* got 32"),
+        ({"epi_tile_n": 8}, "epi_tile_n must be a multiple of 16.* got 8"),
         ({"wg_dimension": "M"}, "wg_dimension must be MatmulDimension.M or MatmulDimension.N, got 'M'"),
-        ({"tile_n": 200, "epi_tile_n": 64}, "tile_n=200 must be divisible by epi_tile_n=64"),
+        ({"tile_n": 192, "epi_tile_n": 128}, "tile_n=192 must be divisible by epi_tile_n=128"),
     ],
 )
 def test_configurations_without_meaning(changes, message):
     with pytest.raises(ValueError, match=message):
         TuningConfig(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tile_n": 64, "epi_tile_n": 16},
+        {"tile_n": 192, "epi_tile_n": 48, "max_concurrent_steps": 2, "wg_dimension": MatmulDimension.N},
+        {"tile_m": 128, "tile_n": 192, "epi_tile_m": 128, "max_concurrent_steps": 2},
+        {"tile_m": 384, "tile_n": 64, "epi_tile_m": None, "max_concurrent_steps": 2, "wg_dimension": MatmulDimension.N},
+    ],
+)
+def test_configurations_at_the_limits_lower(changes):
+    config = TuningConfig(**changes)
+    text = ci.lower_for_cuda(
+        lambda lhs, rhs: all_gather_lhs_matmul(lhs, rhs, "x", config=config),
+        jax.ShapeDtypeStruct((4 * config.cta_tile_m, 256), jnp.float16),
+        jax.ShapeDtypeStruct((256, 4 * config.cta_tile_n), jnp.float16),
+        mesh_axes={"x": 2},
+        in_specs=(P("x", None), P(None, "x")),
+        out_specs=P(None, "x"),
+    )
+    assert text.count("mosaic_gpu_v2") == 1
+
+
+@pytest.mark.parametrize("config", [{}, {"tile_m": 64}, "default"])
+def test_what_is_no_configuration(make_case, config):
+    case = make_case(128, 128, 64, "float16", (2,))
+    for function in (all_gather_lhs_matmul, lambda lhs, rhs, axis, config: cmm.matmul(lhs, rhs, config=config)):
+        with ci.simulate(), pytest.raises(ValueError, match="config must be a cmm.TuningConfig or None, got"):
+            case.program(functools.partial(function, config=config))(case.lhs, case.rhs)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +133,13 @@ GOOD = (jnp.ones((128, 128), jnp.float16), jnp.ones((128, 64), jnp.float16))
 def test_no_hopper_gpu(make_case):
     with pytest.raises(NotImplementedError, match=r'needs Hopper GPUs .*found cpu.*method="ring"'):
         _trace(make_case, *GOOD, check_vma=False)
+
+
+def test_no_hopper_gpu_for_the_local_product():
+    with pytest.raises(NotImplementedError, match="needs Hopper GPUs .*found cpu.*jnp.matmul runs everywhere"):
+        cmm.matmul(*GOOD)
+    with pytest.raises(NotImplementedError, match="float16 or bfloat16, got float32. jnp.matmul runs everywhere"):
+        cmm.matmul(*(operand.astype(jnp.float32) for operand in GOOD))
 
 
 def test_other_gpus():

@@ -67,12 +67,9 @@ FAULTS = {
 }
 
 
-# Where rounds span steps; there is no circle of waits unless signals are held back beyond the tile, see below.
+# Where rounds span steps, signals do not wait for the next tile, so there is no such circle; see
+# test_a_signal_does_not_wait_for_the_next_tile of tests/test_hopper_rounds.py.
 SPANNING = {name: fault for name, fault in FAULTS.items() if name != "waits in a circle"}
-SPANNING["signals held back beyond the tile"] = (
-    {"lax": _stand_in(lax, select=lambda is_last, end, usual: usual)},
-    "deadlock",
-)
 ALL = [(4, name, fault) for name, fault in FAULTS.items()] + [(3, name, fault) for name, fault in SPANNING.items()]
 
 

@@ -31,11 +31,10 @@ def _plan(m_tiles, n_tiles, num_ctas, k_steps=4, config=SMALL):
 
 # Tiles of a step, CTAs, steps: half of the CTAs, a few of them, more tiles than CTAs, one tile.
 SPANNING = [(4, 16, 132, 2), (1, 32, 132, 4), (2, 2, 3, 3), (3, 3, 8, 4), (5, 1, 4, 8), (1, 1, 3, 8), (1, 1, 9, 8)]
-# Two rounds or more in a step, of which one is saved.
-SPANNING += [(16, 28, 128, 2), (4, 8, 13, 2), (2, 5, 4, 3)]
-# As many tiles as CTAs or nearly so, one CTA, one step; the last two would save less than a quarter of the rounds.
+# Two rounds or more in a step, of which one is saved; fewer than two, of which one of 8 or 16 is saved.
+SPANNING += [(16, 28, 128, 2), (4, 8, 13, 2), (2, 5, 4, 3), (3, 4, 7, 4), (5, 3, 8, 8)]
+# As many tiles as CTAs or nearly so, one CTA, one step: no round would be saved.
 ALONE = [(8, 16, 132, 2), (8, 16, 132, 8), (2, 2, 1, 3), (3, 4, 6, 2), (2, 2, 5, 3), (2, 2, 3, 1)]
-ALONE += [(3, 4, 7, 4), (5, 3, 8, 8)]
 
 
 @pytest.mark.parametrize("m_tiles, n_tiles, num_ctas, axis_size", SPANNING + ALONE)
@@ -50,16 +49,16 @@ def test_every_tile_is_computed_once_and_in_order(m_tiles, n_tiles, num_ctas, ax
         tiles = [jnp.stack([jnp.stack(plan.tile_at(i)) for i in range(most)]) for plan in steps]
         counts = jnp.stack([plan.my_tiles() for plan in steps])
         first_uses = jnp.stack([here.first_use(step) for step in range(axis_size + 1)])
-        located = [jnp.stack(here.locate(use)) for use in range(axis_size * most * rounds.plan.k_steps)]
-        return jnp.stack(tiles), counts, first_uses, jnp.stack(located)
+        numbered = [jnp.stack(here.tile_at(number)) for number in range(axis_size * most)]
+        return jnp.stack(tiles), counts, first_uses, jnp.stack(numbered), here.my_tiles()
 
     mapped = jax.jit(jax.vmap(of_one_cta, axis_name="cta"))(jnp.arange(num_ctas))
     seen, most_uses = [], 0
-    for tiles, counts, first_uses, located in zip(*map(np.asarray, mapped)):
+    for tiles, counts, first_uses, numbered, total in zip(*map(np.asarray, mapped)):
         assert first_uses.tolist() == [0, *np.cumsum(counts * rounds.plan.k_steps)]
         mine = [(step, *tiles[step, i]) for step in range(axis_size) for i in range(counts[step])]
-        walked = [(*tile, k_step) for tile in mine for k_step in range(rounds.plan.k_steps)]
-        assert located[: first_uses[-1]].tolist() == [list(map(int, use)) for use in walked]
+        assert total == len(mine)
+        assert numbered[:total].tolist() == [list(map(int, tile)) for tile in mine]
         seen += mine
         most_uses = max(most_uses, first_uses[-1])
     assert sorted(seen) == list(itertools.product(range(axis_size), range(m_tiles), range(n_tiles)))
@@ -83,6 +82,7 @@ RUNS = {
     "all steps at once, 8 devices": (8, (128, 256, 64), 9, SMALL),
     "more tiles than CTAs": (3, (256, 256, 128), 3, SMALL),
     "many more": (3, (256, 128, 256), 6, N_MINOR),
+    "one round of eight saved": (4, (256, 256, 384), 7, SMALL),
     "two steps at a time": (4, (256, 256, 64), 4, dataclasses.replace(SMALL, max_concurrent_steps=3)),
     "64 rows": (8, (64, 256, 128), 3, SIDE_BY_SIDE),
     "64 rows, one product": (3, (64, 64, 128), 2, SIDE_BY_SIDE),
@@ -148,9 +148,13 @@ def test_a_step_that_leaves_no_idle_cta_keeps_its_large_tiles():
 def test_chunks_are_short_where_ctas_wait_for_the_first():
     plan = _plan(4, 16, 132, k_steps=64)
     sends = plan_sends(with_short_chunks(plan))
-    assert (sends.chunk_steps, sends.lag, sends.signals) == (4, 4, 4)
+    assert (sends.chunk_steps, sends.lag, sends.signals) == (4, 1, 4)
+    deep = dataclasses.replace(SMALL, tile_k=128)
+    assert plan_sends(with_short_chunks(_plan(4, 16, 132, k_steps=32, config=deep))).chunk_steps == 2
     assert plan_sends(with_short_chunks(_plan(4, 16, 132, k_steps=27))).chunk_steps == 3
-    assert plan_sends(with_short_chunks(_plan(4, 16, 132, k_steps=7))).chunk_steps == 1
+    for k_steps, chunks, lag in ((7, 7, 1), (4, 1, 0)):
+        sends = plan_sends(with_short_chunks(_plan(4, 16, 132, k_steps=k_steps)))
+        assert (sends.chunks, sends.lag) == (chunks, lag)
     for changes in ({"chunks": 2}, {"signal_lag": 16}):
         same = dataclasses.replace(plan, config=dataclasses.replace(SMALL, **changes))
         assert with_short_chunks(same) == same
@@ -161,9 +165,7 @@ def test_a_signal_does_not_wait_for_the_next_tile(make_case, monkeypatch):
     axis_size, shape, core_count, config = RUNS["two chunks"]
     case = make_case(*shape, "float16", (axis_size,))
     _run(case, config, core_count)
-    real = fast_kernel.lax
-    stand_in = type("lax", (), vars(real) | {"select": staticmethod(lambda is_last, end, usual: usual)})
-    monkeypatch.setattr(fast_kernel, "lax", stand_in)
+    monkeypatch.setattr(fast_kernel, "_announces_within_tile", lambda rounds: False)
     with pytest.raises(ci.DeadlockError):
         _run(case, config, core_count)
 
@@ -179,14 +181,17 @@ def _best(m, axis_size, num_ctas=132):
     [
         (64, 2, (64, 128, True)),  # 64 tiles in one round.
         (128, 2, (128, 64, True)),  # 128 tiles in one round.
-        (256, 2, (128, 64, False)),  # 128 tiles in each step are enough.
+        (256, 2, (128, 128, True)),  # 128 tiles in one round again, in place of 128 smaller ones in each step.
+        (384, 2, (128, 128, False)),
         (512, 2, (128, 128, False)),
+        (768, 2, (128, 128, True)),
         (1024, 2, (128, 256, False)),
         (64, 4, (64, 128, True)),
         (128, 4, (128, 64, True)),
         (256, 4, (128, 128, True)),
         (512, 4, (128, 256, True)),
         (1024, 4, (128, 256, False)),
+        (256, 8, (128, 128, True)),
         (1024, 8, (128, 256, False)),
     ],
 )

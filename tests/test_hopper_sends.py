@@ -41,7 +41,8 @@ def _senders(sends):
     """Returns for each row and k-step the columns that send this tile of A."""
     plan = sends.plan
     every = np.indices((plan.m_tiles, plan.n_tiles, plan.k_steps)).reshape(3, -1)
-    is_mine = np.asarray(jax.jit(jax.vmap(sends.is_mine))(*every))
+    of_column = lambda m_tile, n_tile, k_step: sends.is_turn(sends.position(m_tile, n_tile), k_step)
+    is_mine = np.asarray(jax.jit(jax.vmap(of_column))(*every))
     senders = collections.defaultdict(list)
     for m_tile, n_tile, k_step in every[:, is_mine].T.tolist():
         senders[m_tile, k_step].append(n_tile)
@@ -93,8 +94,8 @@ def test_the_published_shape_shares_the_sends_of_a_row_among_all_columns():
         ({"chunks": 5}, "gives 64 products, which chunks=5 does not divide"),
         ({"chunks": 4, "signal_lag": 17}, "signal_lag=17 must be at most 16"),
         ({"chunks": 1, "signal_lag": 1}, "signal_lag=1 must be at most 0"),
-        ({"chunks": 0}, "chunks must be a whole number of at least 1, or None, got 0"),
-        ({"signal_lag": -1}, "signal_lag must be a whole number of at least 0, or None, got -1"),
+        ({"chunks": 0}, "chunks must be a Python int of at least 1 or None, got 0"),
+        ({"signal_lag": -1}, "signal_lag must be a Python int of at least 0 or None, got -1"),
     ],
 )
 def test_what_does_not_fit(changes, message):

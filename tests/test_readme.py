@@ -7,7 +7,7 @@ import re
 import jax
 import numpy as np
 
-from cmm import readme, results
+from cmm import loopback, readme, results
 from cmm.report import markdown_headline
 from cmm.results import MethodResult, Rounds, Spread
 from cmm.roofline import Problem, published_problem
@@ -17,8 +17,8 @@ README = (ROOT / "README.md").read_text()
 
 
 def test_tables_show_what_is_recorded():
-    runs = results.load_all(ROOT / "figures" / "data")
-    assert readme.updated(README, runs) == README, "run `make figures`"
+    runs, loops = results.load_all(ROOT / "figures" / "data"), loopback.load_all(ROOT / "figures" / "data")
+    assert readme.updated(README, runs, loops) == README, "run `make figures`"
     measured = next(run for run in runs if run.problem == published_problem(4))
     assert f"{measured.method('naive').call_time_us.median:.0f} (" in README
 
@@ -27,7 +27,8 @@ def test_headline_is_that_of_most_gpus_where_the_fast_kernel_ran():
     runs = [run for run in results.load_all(ROOT / "figures" / "data") if run.is_reference_work]
     two = next(run for run in runs if run.problem.axis_size == 2)
     time_us = two.method("pallas_fast").call_time_us.median
-    assert "On 2 H200 GPUs, float16" in markdown_headline(runs) and f"**{time_us:.0f} µs, " in markdown_headline(runs)
+    headline = markdown_headline(runs)
+    assert "On 2 H200 GPUs, float16" in headline and f"**{time_us:.0f} µs of GPU" in headline
     slower = dataclasses.replace(two.method("pallas_fast"), call_time_us=Spread(777.0, 770.0, 780.0))
     four = dataclasses.replace(two, problem=published_problem(4), methods=(*two.methods[:3], slower))
     assert (
@@ -69,6 +70,12 @@ def test_example():
         code = code.replace("jax.device_count()", "4").replace('("x",))', '("x",), devices=jax.devices("cpu")[:4])')
         exec(code, names)
     np.testing.assert_array_equal(np.asarray(names["C"], np.float32), 512.0)
+
+
+def test_example_of_the_simulator(capsys):
+    code = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[1]
+    exec(code, {})
+    assert re.fullmatch(r"32768 bytes sent by device 0, \d+ events\n", capsys.readouterr().out)
 
 
 def test_every_linked_file_is_there():

@@ -6,17 +6,27 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.custom_batching import sequential_vmap
+from jax.custom_derivatives import SymbolicZero
 
 from cmm.checks import check_call
-from cmm.hopper.axes import forget_axes
+from cmm.hopper.axes import forget_axes, with_axes
 from cmm.hopper.config import TuningConfig, default_config
-from cmm.hopper.matmul import matmul
+from cmm.hopper.matmul import launch_product
 from cmm.hopper.plan import Plan, enough_ctas
-from cmm.hopper.requirements import check_all_axes_manual, check_kernel_operands, check_machine, check_peers
+from cmm.hopper.requirements import (
+    check_all_axes_manual,
+    check_config,
+    check_kernel_operands,
+    check_machine,
+    check_peers,
+)
 from cmm.hopper.tuned import tuned_config
 from cmm.naive import all_gather_matmul_naive
-from cmm.product import local_matmul
+from cmm.product import PRODUCT_NAME, product_tangent
+
+GATHERED_NAME = "cmm_gathered"  # The activations that a kernel has gathered, for policies of jax.checkpoint.
 
 
 def plan_ring(
@@ -34,13 +44,14 @@ def plan_ring(
     """
     dtype, axis_size = check_call(lhs, rhs, axis_name, dtype)
     check_kernel_operands(lhs, rhs, dtype)
+    check_config(config)
     check_all_axes_manual(axis_name)
     (m_shard, k), n_shard = lhs.shape, rhs.shape[1]
     gpu = check_machine()
     sizes = (m_shard, n_shard, k, lhs.dtype)
     config = config or chosen_config(kernel, axis_size, *sizes, gpu.kind, gpu.core_count)
     config.check(m_shard, n_shard, k, lhs.dtype)
-    num_ctas = enough_ctas(m_shard, n_shard, config, gpu.core_count, _shared_steps(kernel, axis_size))
+    num_ctas = enough_ctas(m_shard, n_shard, config, gpu.core_count, shared_steps(kernel, axis_size))
     plan = Plan(m_shard, n_shard, k, config, num_ctas)
     if axis_size > 1:
         check_peers()
@@ -60,10 +71,10 @@ def chosen_config(
       ValueError: none fits.
     """
     found = tuned_config(kernel, axis_size, m_shard, n_shard, k, dtype, device_kind)
-    return found or default_config(m_shard, n_shard, k, dtype, core_count, _shared_steps(kernel, axis_size))
+    return found or default_config(m_shard, n_shard, k, dtype, core_count, shared_steps(kernel, axis_size))
 
 
-def _shared_steps(kernel: str, axis_size: int) -> int:
+def shared_steps(kernel: str, axis_size: int) -> int:
     """Returns how many steps a round of CTAs may span: only the fast kernel begins a step before the last one ends."""
     return axis_size if kernel == "pallas_fast" else 1
 
@@ -80,14 +91,15 @@ def call_kernel(launch: Callable, lhs, rhs, axis_name, plan: Plan, dtype):
 
     Returns:
       `[axis_size * m_shard, n_shard]`, with derivatives in plain JAX. They take the activations that the kernel has
-      gathered on its way: nothing is gathered twice.
+      gathered on its way: nothing is gathered twice. Both are named for policies of `jax.checkpoint`, "cmm_product"
+      and "cmm_gathered".
     """
     launch = _launch_local if lax.axis_size(axis_name) == 1 else launch
     return _call(launch, axis_name, plan, dtype, lhs, rhs)
 
 
 def _launch_local(axis_name, plan, dtype, lhs, rhs):
-    return matmul(lhs, rhs, config=plan.config, dtype=dtype), jnp.zeros((0, *lhs.shape), lhs.dtype)
+    return launch_product(plan, dtype, lhs, rhs), jnp.zeros((0, *lhs.shape), lhs.dtype)
 
 
 def call_recorded(launch: Callable, lhs, rhs, axis_name, plan: Plan, dtype, recorder):
@@ -103,7 +115,7 @@ def call_recorded(launch: Callable, lhs, rhs, axis_name, plan: Plan, dtype, reco
     """
     out, *_, record = launch(axis_name, plan, dtype, forget_axes(lhs), forget_axes(rhs), recorder)
     like = _product_type(lhs, rhs, axis_name)
-    return _with_axes(out, like), _with_axes(record, like)
+    return with_axes(out, like), with_axes(record, like)
 
 
 _differentiable = functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2, 3))
@@ -118,29 +130,33 @@ def _call(launch, axis_name, plan, dtype, lhs, rhs):
 def _call_and_gather(launch, axis_name, plan, dtype, lhs, rhs):
     """Returns the product, and the activations of all devices in their order, `[axis_size * m_shard, k]`."""
     out, slots = _launched(launch, axis_name, plan, dtype, lhs, rhs)
-    slots = _with_axes(slots, jax.typeof(lhs), jax.eval_shape(functools.partial(_gather, axis_name=axis_name), lhs))
+    slots = with_axes(slots, jax.typeof(lhs), jax.eval_shape(functools.partial(_gather, axis_name=axis_name), lhs))
     # Slot i holds the shard of the device i + 1 places on (`cmm.schedule.shard_at`).
     from_here_on = jnp.concatenate([lhs[None], slots])
     in_order = jnp.roll(from_here_on, lax.axis_index(axis_name), axis=0)
     return out, in_order.reshape(-1, lhs.shape[1])
 
 
-@_call.defjvp
+@functools.partial(_call.defjvp, symbolic_zeros=True)
 def _call_jvp(launch, axis_name, plan, dtype, primals, tangents):
     results, derivatives = _call_and_gather_jvp(launch, axis_name, plan, dtype, primals, tangents)
     return results[0], derivatives[0]
 
 
-@_call_and_gather.defjvp
+@functools.partial(_call_and_gather.defjvp, symbolic_zeros=True)
 def _call_and_gather_jvp(launch, axis_name, plan, dtype, primals, tangents):
     (lhs, rhs), (d_lhs, d_rhs) = primals, tangents
     out, gathered = _call_and_gather(launch, axis_name, plan, dtype, lhs, rhs)
+    # Named here, where derivatives take them: a policy that saves both names runs the kernel once.
+    out, gathered = checkpoint_name(out, PRODUCT_NAME), checkpoint_name(gathered, GATHERED_NAME)
     # The kernel needs all multiprocessors of all devices: nothing else goes around before it is done, neither the
     # gather of forward mode nor what it becomes in the backward pass. A factor that is known then only ties them to it.
     out, one = lax.optimization_barrier((out, jnp.ones((), lhs.dtype)))
-    d_gathered = _gather(d_lhs * one, axis_name) * one
-    d_out = local_matmul(d_gathered, rhs, dtype) + local_matmul(gathered, d_rhs, dtype)
-    return (out, gathered), (d_out, d_gathered)
+    if isinstance(d_lhs, SymbolicZero):
+        d_gathered = SymbolicZero(jax.typeof(gathered).to_tangent_aval())
+    else:
+        d_gathered = _gather(d_lhs * one, axis_name) * one
+    return (out, gathered), (product_tangent(gathered, rhs, d_gathered, d_rhs, out), d_gathered)
 
 
 def _gather(shard, axis_name):
@@ -152,20 +168,9 @@ def _launched(launch, axis_name, plan, dtype, lhs, rhs):
     # share their semaphores.
     run = sequential_vmap(functools.partial(launch, axis_name, plan, dtype))
     out, slots = run(forget_axes(lhs), forget_axes(rhs))
-    return _with_axes(out, _product_type(lhs, rhs, axis_name)), slots
+    return with_axes(out, _product_type(lhs, rhs, axis_name)), slots
 
 
 def _product_type(lhs, rhs, axis_name):
     """Returns the type of the plain method's result, which says over which mesh axes it differs."""
     return jax.eval_shape(functools.partial(all_gather_matmul_naive, axis_name=axis_name), lhs, rhs)
-
-
-def _with_axes(out, *like):
-    """Tells JAX that `out`, of which a kernel says nothing, differs over all mesh axes over which some `like` does."""
-    missing = frozenset().union(*map(_varying, like)) - _varying(jax.typeof(out))
-    return lax.pcast(out, tuple(missing), to="varying") if missing else out
-
-
-def _varying(aval) -> frozenset:
-    kind = aval.manual_axis_type  # None where jax.shard_map does not check (check_vma=False)
-    return kind.varying if kind else frozenset()

@@ -25,11 +25,11 @@ class TuningConfig:
 
     Attributes:
       tile_m: rows of the result that one compute warpgroup holds in registers; a multiple of 64.
-      tile_n: columns of the same; a multiple of 8, at most 256.
+      tile_n: columns of the same; a multiple of 64, at most 256. `tile_m * tile_n` is at most 128 * 192.
       tile_k: depth of one product, and width of the tiles of A that travel; a multiple of 64.
       max_concurrent_steps: pipeline stages, at least 2: how many tiles of A and B are in shared memory at a time.
-      epi_tile_m: rows that the epilogue stores at a time; `None` for all of `tile_m`.
-      epi_tile_n: columns of the same; `None` for all of `tile_n`.
+      epi_tile_m: rows that the epilogue stores at a time, a multiple of 64; `None` for all of `tile_m`.
+      epi_tile_n: columns of the same, a multiple of 16; `None` for all of `tile_n`.
       grid_minor_dim: the dimension along which neighbouring CTAs differ first (see `plgpu.planar_snake`).
       grid_tile_width: how many tiles wide the snake is.
       wg_dimension: whether the two warpgroups of a CTA lie above each other (M) or side by side (N).
@@ -51,14 +51,14 @@ class TuningConfig:
     signal_lag: int | None = None
 
     def __post_init__(self):
-        for name in ("tile_m", "tile_n", "tile_k", "epi_tile_m", "epi_tile_n", "grid_tile_width"):
-            value = getattr(self, name)
-            if not (value is None and name.startswith("epi_")) and not (isinstance(value, int) and value >= 1):
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
-        for name, least in (("chunks", 1), ("signal_lag", 0)):
-            value = getattr(self, name)
-            if not (value is None or (isinstance(value, int) and value >= least)):
-                raise ValueError(f"{name} must be a whole number of at least {least}, or None, got {value!r}.")
+        for name in ("tile_m", "tile_n", "tile_k", "max_concurrent_steps", "grid_tile_width"):
+            if not self._is_int(name, 1):
+                raise ValueError(f"{name} must be a Python int of at least 1, got {getattr(self, name)!r}.")
+        for name, least in (("epi_tile_m", 1), ("epi_tile_n", 1), ("chunks", 1), ("signal_lag", 0)):
+            if not (getattr(self, name) is None or self._is_int(name, least)):
+                raise ValueError(
+                    f"{name} must be a Python int of at least {least} or None, got {getattr(self, name)!r}."
+                )
         for name in ("grid_minor_dim", "wg_dimension"):
             if not isinstance(getattr(self, name), MatmulDimension):
                 raise ValueError(f"{name} must be MatmulDimension.M or MatmulDimension.N, got {getattr(self, name)!r}.")
@@ -66,8 +66,18 @@ class TuningConfig:
             raise ValueError(f"tile_k must be a multiple of 64, the width of a swizzled row, got {self.tile_k}.")
         if self.tile_m % 64:
             raise ValueError(f"tile_m must be a multiple of 64, what one wgmma computes, got {self.tile_m}.")
-        if self.tile_n % 8 or self.tile_n > 256:
-            raise ValueError(f"tile_n must be a multiple of 8 and at most 256, got {self.tile_n}.")
+        if self.tile_n % 64 or self.tile_n > 256:
+            raise ValueError(
+                f"tile_n must be a multiple of 64, the width of a swizzled row, and at most 256, what one wgmma "
+                f"computes, got {self.tile_n}."
+            )
+        # Each of 128 threads holds tile_m * tile_n / 128 float32, of 232 registers. With 192 the kernels leave room for
+        # all else; with 224 ptxas 13.0 spills, and waits for each product before the next.
+        if self.tile_m * self.tile_n > 128 * 192:
+            raise ValueError(
+                f"tile_m * tile_n must be at most 128 * 192, what the registers of a warpgroup hold, "
+                f"got {self.tile_m} * {self.tile_n}."
+            )
         if self.max_concurrent_steps < 2:
             raise ValueError(
                 f"max_concurrent_steps must be at least 2, got {self.max_concurrent_steps}: with one stage nothing "
@@ -76,6 +86,18 @@ class TuningConfig:
         for tile, part in (("tile_m", self.epi_m), ("tile_n", self.epi_n)):
             if getattr(self, tile) % part:
                 raise ValueError(f"{tile}={getattr(self, tile)} must be divisible by epi_{tile}={part}.")
+        if self.epi_m % 64:
+            raise ValueError(
+                f"epi_tile_m must be a multiple of 64, the rows of a wgmma, or None, got {self.epi_tile_m}."
+            )
+        if self.epi_n % 16:
+            raise ValueError(
+                f"epi_tile_n must be a multiple of 16, which TMA can swizzle, or None, got {self.epi_tile_n}."
+            )
+
+    def _is_int(self, name: str, least: int) -> bool:
+        value = getattr(self, name)
+        return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
     @property
     def epi_m(self) -> int:
@@ -120,7 +142,8 @@ class TuningConfig:
             if size % tile:
                 raise ValueError(
                     f"{name}={size} must be divisible by {tile}, the CTA's tile of this configuration ({self}). "
-                    f"Pad {name} to {-(-size // tile) * tile}, choose smaller tiles, or use method='ring'."
+                    f"Pad {name} to {-(-size // tile) * tile}, choose smaller tiles, or do without a kernel: "
+                    "method='ring', or jnp.matmul in place of cmm.matmul."
                 )
         need = self.smem_bytes(dtype)
         if need > MAX_SMEM_BYTES:
@@ -143,12 +166,12 @@ _DEFAULTS = (
     TuningConfig(tile_n=64, max_concurrent_steps=7, wg_dimension=MatmulDimension.N),
 )
 H100_MULTIPROCESSORS = 132
-# So many elements of the result a multiprocessor computes in the time that one row or column of a tile takes to load.
-_LOAD_COST = 72
-# So many, times the depth of the product, it computes until what a neighbour begins to send can be used: 13 µs. Both
-# were fitted to times of the fast kernel on one H200 that is its own neighbour, with 64 to 1024 rows per step, and
-# tile_k was 64.
-_HOP_COST = 37 << 20
+# So many elements of the result a multiprocessor computes in the time that one row or column of a tile takes to load:
+# one part for its bytes, one for each load, of which deep tiles need fewer.
+_BYTES_COST, _COST_PER_LOAD = 52, 1024
+# So many, times the depth of the product, it computes until what a neighbour begins to send can be used: 5 µs. All of
+# these were fitted to times of the fast kernel on one H200 that is its own neighbour, with 64 to 768 rows per step.
+_HOP_COST = 15 << 20
 
 
 def default_config(m: int, n: int, k: int, dtype, num_ctas: int = H100_MULTIPROCESSORS, steps: int = 1) -> TuningConfig:
@@ -181,18 +204,15 @@ def relative_cost(config: TuningConfig, m: int, n: int, num_ctas: int, k: int = 
 
     All CTAs work in rounds of one tile each. A round takes the time of a tile's products or loads, whichever is longer.
     With several `steps` (see `default_config`) a round may span them. Where steps follow each other closely, whoever
-    begins with a later one waits until its data has come to it from neighbour to neighbour. Elsewhere steps in the
-    middle of the ring, which wait and send, take longer by about one such way. `k` says how long that is compared with
-    a product, and is not needed for one step.
+    begins with a later one waits until its data has come to it from neighbour to neighbour. `k` says how long that is
+    compared with a product, and is not needed for one step.
     """
     tiles = (m // config.cta_tile_m) * (n // config.cta_tile_n)
-    loads = _LOAD_COST * (config.cta_tile_m + config.cta_tile_n)
+    loads = (_BYTES_COST + _COST_PER_LOAD / config.tile_k) * (config.cta_tile_m + config.cta_tile_n)
     cost = count_rounds(tiles, num_ctas, steps) * max(config.cta_tile_m * config.cta_tile_n, loads)
     if steps_overlap(tiles, num_ctas, steps):
-        hops = min(steps, -(-num_ctas // tiles)) - 1
-    else:
-        hops = max(0, steps - 2)
-    return cost + hops * _HOP_COST / k
+        cost += max(1, min(steps, num_ctas // tiles) - 1) * _HOP_COST / k
+    return cost
 
 
 def count_rounds(tiles: int, num_ctas: int, steps: int = 1) -> int:
@@ -203,27 +223,22 @@ def count_rounds(tiles: int, num_ctas: int, steps: int = 1) -> int:
 
 
 def rounds_span_steps(tiles: int, num_ctas: int, steps: int) -> bool:
-    """Whether rounds go on into the next step.
+    """Whether rounds go on into the next step: wherever that saves a round.
 
-    With two rounds of tiles or more in a step, what the first CTAs of the next one need has been there for a round: so
-    it is done wherever it saves a round. With fewer tiles they wait for what is being sent, and it has to save a
-    quarter of the rounds.
+    On one H200 that is its own neighbour (`cmm.hopper.loopback`), kernels take 4 to 15 % less so with a step of 100 to
+    240 tiles, and up to 40 % less with fewer.
 
     Args:
       tiles: of one step.
       num_ctas: how many work at the same time.
       steps: of the ring.
     """
-    spanning, separate = -(-steps * tiles // num_ctas), steps * -(-tiles // num_ctas)
-    if _follow_closely(tiles, num_ctas):
-        return 4 * spanning <= 3 * separate
-    return spanning < separate
+    return -(-steps * tiles // num_ctas) < steps * -(-tiles // num_ctas)
 
 
 def steps_overlap(tiles: int, num_ctas: int, steps: int) -> bool:
-    """Whether CTAs that are in the next step already wait for what others send in this one. Arguments as above."""
-    return rounds_span_steps(tiles, num_ctas, steps) and _follow_closely(tiles, num_ctas)
+    """Whether CTAs that are in the next step already wait for what others send in this one. Arguments as above.
 
-
-def _follow_closely(tiles, num_ctas) -> bool:
-    return tiles < 2 * num_ctas  # Less than two rounds.
+    With two rounds of tiles or more in a step, what they need has been there for a round.
+    """
+    return rounds_span_steps(tiles, num_ctas, steps) and tiles < 2 * num_ctas

@@ -48,6 +48,7 @@ Why it is sound, for any number of devices, of tiles per CTA and of stages, and 
 Semaphores are zero when the kernel starts, and waits leave their value (`decrement=False`): many CTAs wait for one.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -92,14 +93,24 @@ def plan_fast(lhs, rhs, axis_name, *, config: TuningConfig | None = None, dtype=
       ValueError, NotImplementedError: as `all_gather_lhs_matmul_fast` does.
     """
     plan, dtype = plan_ring("pallas_fast", lhs, rhs, axis_name, config=config, dtype=dtype)
-    if Rounds(plan, lax.axis_size(axis_name)).steps_overlap:
+    return with_sends(plan, lax.axis_size(axis_name)), dtype
+
+
+def with_sends(plan: Plan, axis_size: int) -> Plan:
+    """Returns a plan with the chunks that suit a ring of so many devices.
+
+    Raises:
+      ValueError: chunks or lag of its configuration do not fit.
+    """
+    if Rounds(plan, axis_size).steps_overlap:
         plan = with_short_chunks(plan)
-    plan_sends(plan)  # Raises if chunks or lag do not fit.
-    return plan, dtype
+    plan_sends(plan)
+    return plan
 
 
-def _launch(axis_name, plan, dtype, lhs, rhs, recorder=NO_RECORDER):
-    axis_size = lax.axis_size(axis_name)
+def _launch(axis_name, plan, dtype, lhs, rhs, recorder=NO_RECORDER, loops_back=None):
+    """Starts the kernel. With `loops_back` steps in place of an axis, a device is its own neighbour."""
+    axis_size = loops_back or lax.axis_size(axis_name)
     body = functools.partial(_body, plan_sends(plan), axis_name, axis_size, recorder)
     return persistent_kernel(
         plan,
@@ -114,11 +125,14 @@ def _launch(axis_name, plan, dtype, lhs, rhs, recorder=NO_RECORDER):
 
 def _body(sends: SendPlan, axis_name, axis_size, recorder, lhs_gmem, rhs_gmem, out_gmem, scratch_gmem, *marks_gmem):
     plan, recorder = sends.plan, recorder.into(*marks_gmem)
-    device = lax.axis_index(axis_name)
-    send_dev_id = {axis_name: neighbour(device, axis_size)}
     chunks = (axis_size - 1) * plan.m_tiles * sends.chunks
     received = pl.get_global(plgpu.SemaphoreType.REGULAR((chunks,)))
-    peer_scratch = plgpu.remote_ref(scratch_gmem, send_dev_id)
+    if axis_name is None:
+        device, send_dev_id, peer_scratch = 0, None, scratch_gmem
+    else:
+        device = lax.axis_index(axis_name)
+        send_dev_id = {axis_name: neighbour(device, axis_size)}
+        peer_scratch = plgpu.remote_ref(scratch_gmem, send_dev_id)
     rounds = Rounds(plan, axis_size).in_kernel()
 
     @recorder.role(LOADER, threads=WARP)
@@ -148,10 +162,10 @@ def _body(sends: SendPlan, axis_name, axis_size, recorder, lhs_gmem, rhs_gmem, o
 
     @recorder.role(SENDER, threads=WARP)
     def send(marks, memory):
-        @pl.loop(0, rounds.first_use(axis_size), init_carry=False)
-        def _use(use, holds_previous):
+        @pl.loop(0, rounds.my_tiles(), init_carry=False)
+        def _tile(number, holds_previous):
             ring = (peer_scratch, received, send_dev_id)
-            return _send_use(sends, rounds, *ring, use, holds_previous, marks=marks, **memory)
+            return _send_tile(sends, rounds, *ring, number, holds_previous, marks=marks, **memory)
 
     def load_and_send(memory):
         @plgpu.warp_map
@@ -162,34 +176,55 @@ def _body(sends: SendPlan, axis_name, axis_size, recorder, lhs_gmem, rhs_gmem, o
     launch_roles(plan, lhs_gmem.dtype, out_gmem.dtype, load_and_send, multiply, _READERS)
 
 
-def _send_use(
-    sends,
-    rounds,
-    peer_scratch,
-    received,
-    send_dev_id,
-    use,
-    holds_previous,
-    *,
-    marks=NO_MARKS,
-    a_smem,
-    full,
-    empty,
-    **_,
-):
-    """The sender's part of one use of a stage: sends the tile of A if it is this CTA's to send.
+def _send_tile(sends, rounds, peer_scratch, received, send_dev_id, number, holds_previous, *, marks, **memory):
+    """The sender's part of tile `number` of this CTA: goes through the uses of stages, and sends what is its to send.
 
-    A stage that is sent is held until the next use. Returns whether this one is; `holds_previous` says it of the last.
+    A stage that is sent is held until the next use: `holds_previous` says whether the last one of the tile before is.
+    Returns whether the last one of this tile is.
+
+    Between two products there is little time, and a warp computes slowly: whatever does not change within a tile is
+    computed once.
     """
-    plan = sends.plan
-    stages = plan.config.max_concurrent_steps
+    k_steps, lag = sends.plan.k_steps, sends.lag
+    tile = _Tile.of(sends, rounds, number)
 
-    def locate(use):
-        """Returns step, row and k-step of a use, and whether its tile of A is sent from here."""
-        step, m_tile, n_tile, k_step = rounds.locate(use)
-        return step, m_tile, k_step, (step < rounds.axis_size - 1) & sends.is_mine(m_tile, n_tile, k_step)
+    def announce(tile, k_step, condition=True):
+        """Announces a chunk if this tile of A was sent from here and is the last part of it that goes out from here."""
 
-    stage = lax.rem(use, stages)
+        @pl.when(condition & tile.is_mine(k_step) & sends.is_last_of_chunk(k_step))
+        def _announce():
+            with marks.span("complete", tile.first_use + k_step, each=True):
+                plgpu.wait_smem_to_gmem(0)
+            marks.mark("signal", tile.first_use + k_step, each=True)
+            pl.semaphore_signal(received.at[tile.chunk(k_step)], device_id=send_dev_id)
+
+    def announce_late(k_step):
+        """Announces what was sent `lag` products ago, perhaps in the tile before."""
+        if lag == 0:
+            return announce(tile, k_step)
+        if _announces_within_tile(rounds):
+            return announce(tile, k_step - lag, k_step >= lag)
+        announce(tile, k_step - lag, k_step >= lag)
+        before = _Tile.of(sends, rounds, jnp.maximum(number - 1, 0))
+        announce(before, k_step - lag + k_steps, (k_step < lag) & (number > 0))
+
+    stages = sends.plan.config.max_concurrent_steps
+
+    @pl.loop(0, k_steps, init_carry=(lax.rem(tile.first_use, stages), holds_previous))
+    def after_last(k_step, carry):
+        stage, holds_previous = carry
+        is_mine = _send_use(tile, k_step, stage, holds_previous, peer_scratch, marks=marks, **memory)
+        announce_late(k_step)
+        return roles.next_stage(stage, stages), is_mine
+
+    if lag and _announces_within_tile(rounds):
+        pl.loop(k_steps - lag, k_steps)(lambda k_step: announce(tile, k_step))
+    return after_last[1]
+
+
+def _send_use(tile, k_step, stage, holds_previous, peer_scratch, *, marks=NO_MARKS, a_smem, full, empty, **_):
+    """Sends one stage, or lets go of it, and lets go of the previous one. Returns whether this one is sent."""
+    plan, use = tile.sends.plan, tile.first_use + k_step
     with marks.span("full", use):
         plgpu.barrier_wait(full.at[stage])
 
@@ -197,33 +232,55 @@ def _send_use(
     def _let_go_of_the_previous_stage():
         with marks.span("read", use, each=True):
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        plgpu.barrier_arrive(empty.at[lax.rem(use - 1, stages)])
+        plgpu.barrier_arrive(empty.at[roles.stage_before(stage, plan.config.max_concurrent_steps)])
 
-    step, m_tile, k_step, is_mine = locate(use)
+    is_mine = tile.is_mine(k_step)
 
     def start_store():
-        slot = peer_scratch.at[step]
-        plgpu.copy_smem_to_gmem(a_smem.at[stage], slot.at[*plan.a_slice(m_tile, k_step)])
+        slot = peer_scratch.at[tile.step]
+        plgpu.copy_smem_to_gmem(a_smem.at[stage], slot.at[*plan.a_slice(tile.m_tile, k_step)])
         marks.mark("issue", use, each=True)
 
     lax.cond(is_mine, start_store, lambda: plgpu.barrier_arrive(empty.at[stage]))
-
-    def announce(sent, since=0):
-        """Announces a chunk if its last part that goes out from here was sent at this use; nothing before `since`."""
-        sent_step, sent_row, sent_k_step, was_mine = locate(sent)
-
-        @pl.when((use >= since) & was_mine & sends.is_last_of_chunk(sent_k_step))
-        def _announce():
-            with marks.span("complete", sent, each=True):
-                plgpu.wait_smem_to_gmem(0)
-            marks.mark("signal", sent, each=True)
-            chunk = received.at[sends.chunk(sent_step, sent_row, sent_k_step)]
-            pl.semaphore_signal(chunk, device_id=send_dev_id)
-
-    if rounds.span_steps:
-        is_last_of_tile = k_step == plan.k_steps - 1
-        latest = lax.select(is_last_of_tile, use, use - sends.lag)
-        pl.loop(jnp.maximum(use - sends.lag, use - k_step), latest + 1)(announce)
-    else:
-        announce(jnp.maximum(use - sends.lag, 0), since=sends.lag)
     return is_mine
+
+
+def _announces_within_tile(rounds) -> bool:
+    """Whether all that was sent in a tile of the result is announced before it ends: see point 5 above."""
+    return rounds.span_steps
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tile:
+    """A tile of the result, as the sender sees it.
+
+    Attributes:
+      sends: who sends what.
+      first_use: number of its first use of a stage.
+      step: of the ring.
+      m_tile: its row.
+      is_sent: whether this step's shard is sent on.
+      position: of its column, which says when that column's turn to send is.
+    """
+
+    sends: SendPlan
+    first_use: object
+    step: object
+    m_tile: object
+    is_sent: object
+    position: object
+
+    @classmethod
+    def of(cls, sends, rounds, number) -> "_Tile":
+        """Returns tile `number` of this CTA, counted over all steps."""
+        step, m_tile, n_tile = rounds.tile_at(number)
+        first_use, is_sent = number * sends.plan.k_steps, step < rounds.axis_size - 1
+        return cls(sends, first_use, step, m_tile, is_sent, sends.position(m_tile, n_tile))
+
+    def is_mine(self, k_step):
+        """Whether this tile of A is sent from here."""
+        return self.is_sent & self.sends.is_turn(self.position, k_step)
+
+    def chunk(self, k_step):
+        """Returns the number of its chunk."""
+        return self.sends.chunk(self.step, self.m_tile, k_step)

@@ -79,8 +79,9 @@ def all_gather_lhs_matmul(lhs, rhs, axis_name, *, config: TuningConfig | None = 
     return call_kernel(_launch, lhs, rhs, axis_name, plan, dtype)
 
 
-def _launch(axis_name, plan, dtype, lhs, rhs, recorder=NO_RECORDER, send_type=None):
-    axis_size = lax.axis_size(axis_name)
+def _launch(axis_name, plan, dtype, lhs, rhs, recorder=NO_RECORDER, send_type=None, loops_back=None):
+    """Starts the kernel. With `loops_back` steps in place of an axis, a device is its own neighbour."""
+    axis_size = loops_back or lax.axis_size(axis_name)
     body = functools.partial(_body, plan, axis_name, axis_size, recorder, send_type or Send)
     return persistent_kernel(
         plan,
@@ -95,10 +96,13 @@ def _launch(axis_name, plan, dtype, lhs, rhs, recorder=NO_RECORDER, send_type=No
 
 def _body(plan, axis_name, axis_size, recorder, send_type, lhs_gmem, rhs_gmem, out_gmem, scratch_gmem, *marks_gmem):
     recorder = recorder.into(*marks_gmem)
-    device = lax.axis_index(axis_name)
-    send_dev_id = {axis_name: neighbour(device, axis_size)}
     received = pl.get_global(plgpu.SemaphoreType.REGULAR((axis_size - 1,)))
-    peer_scratch = plgpu.remote_ref(scratch_gmem, send_dev_id)
+    if axis_name is None:
+        device, send_dev_id, peer_scratch = 0, None, scratch_gmem
+    else:
+        device = lax.axis_index(axis_name)
+        send_dev_id = {axis_name: neighbour(device, axis_size)}
+        peer_scratch = plgpu.remote_ref(scratch_gmem, send_dev_id)
 
     def first_use(step):
         return step * plan.my_tiles() * plan.k_steps
@@ -134,13 +138,13 @@ class Send:
       plan: the tiles.
       slot: `[m_shard, k]`, the neighbour's slot for this step.
       received: the semaphore of this step; the neighbour's is signalled.
-      send_dev_id: the neighbour.
+      send_dev_id: the neighbour; `None` for this device itself.
     """
 
     plan: Plan
     slot: object
     received: object
-    send_dev_id: dict
+    send_dev_id: dict | None
 
     @staticmethod
     def signals(plan: Plan) -> int:

@@ -49,6 +49,20 @@ def _swizzled(shape, dtype):
     return plgpu.SMEM(shape, dtype, transforms=(tiling, plgpu.SwizzleTransform(swizzle)))
 
 
+def next_stage(stage, stages: int):
+    """Returns the stage of the use after that of `stage`.
+
+    Loops over uses count stages so. A remainder would be a division for each product, and it was seen to make the
+    compiler compute the addresses of products in registers where they cost time (`R2UR`).
+    """
+    return lax.select(stage == stages - 1, jnp.int32(0), stage + 1)
+
+
+def stage_before(stage, stages: int):
+    """Returns the stage of the use before that of `stage`."""
+    return lax.select(stage == 0, jnp.int32(stages - 1), stage - 1)
+
+
 def load_tiles(plan: Plan, first_use, a_gmem, b_gmem, ready=None, marks=NO_MARKS, *, a_smem, b_smem, full, empty, **_):
     """The loader's part of one step: fills a stage for every use of this CTA, as soon as the stage is empty.
 
@@ -66,10 +80,11 @@ def load_tiles(plan: Plan, first_use, a_gmem, b_gmem, ready=None, marks=NO_MARKS
     def _tile(index):
         m_tile, n_tile = plan.tile_at(index)
 
-        @pl.loop(0, k_steps)
-        def _product(k_step):
-            use = first_use + index * k_steps + k_step
-            stage = lax.rem(use, stages)
+        first = first_use + index * k_steps
+
+        @pl.loop(0, k_steps, init_carry=lax.rem(first, stages))
+        def _product(k_step, stage):
+            use = first + k_step
 
             with marks.span("empty", use):
 
@@ -83,6 +98,7 @@ def load_tiles(plan: Plan, first_use, a_gmem, b_gmem, ready=None, marks=NO_MARKS
                 with marks.span("ready", use):
                     ready(m_tile, k_step)
             plgpu.copy_gmem_to_smem(a_gmem.at[*a_part], a_smem.at[stage], full.at[stage])
+            return next_stage(stage, stages)
 
 
 def multiply_tiles(
@@ -115,10 +131,9 @@ def multiply_tiles(
         first = first_use + index * k_steps
 
         def products(acc_ref):
-            @pl.loop(0, k_steps)
-            def _product(k_step):
+            @pl.loop(0, k_steps, init_carry=lax.rem(first, stages))
+            def _product(k_step, stage):
                 use = first + k_step
-                stage = lax.rem(use, stages)
                 with marks.span("full", use):
                     plgpu.barrier_wait(full.at[stage])
                 fence_registers()
@@ -130,7 +145,9 @@ def multiply_tiles(
 
                 @pl.when(k_step > 0)
                 def _():
-                    plgpu.barrier_arrive(empty.at[lax.rem(first + k_step - 1, stages)])  # ... so nobody reads this.
+                    plgpu.barrier_arrive(empty.at[stage_before(stage, stages)])  # ... so nobody reads this.
+
+                return next_stage(stage, stages)
 
             return acc_ref[...]  # Waits for the last product.
 

@@ -21,18 +21,18 @@ class Rounds:
     Attributes:
       plan: the tiles of one step.
       axis_size: number of steps.
-      uses_per_step: of this CTA, if steps do not share rounds; known inside the kernel only (`in_kernel`).
+      tiles_per_step: of this CTA, if steps do not share rounds; known inside the kernel only (`in_kernel`).
     """
 
     plan: Plan
     axis_size: int
-    uses_per_step: object = None
+    tiles_per_step: object = None
 
     def in_kernel(self) -> "Rounds":
         """Returns these rounds as one CTA sees them. The methods below need that."""
         if self.span_steps:
             return self
-        return dataclasses.replace(self, uses_per_step=self.plan.my_tiles() * self.plan.k_steps)
+        return dataclasses.replace(self, tiles_per_step=self.plan.my_tiles())
 
     @property
     def tiles(self) -> int:
@@ -56,21 +56,26 @@ class Rounds:
         return StepPlan(**vars(self.plan), step=step)
 
     def first_use(self, step):
-        """Returns how many uses this CTA has before a step (see `cmm.hopper.roles`); of all, if it is `axis_size`."""
+        """Returns how many uses this CTA has before a step (see `cmm.hopper.roles`)."""
+        return self._first_tile(step) * self.plan.k_steps
+
+    def my_tiles(self):
+        """Returns how many tiles this CTA computes in all steps."""
+        return self._first_tile(self.axis_size)
+
+    def _first_tile(self, step):
         plan = self.plan
         if not self.span_steps:
-            return step * self.uses_per_step
-        return lax.div(step * self.tiles - plan.cta() + plan.num_ctas - 1, plan.num_ctas) * plan.k_steps
+            return step * self.tiles_per_step
+        return lax.div(step * self.tiles - plan.cta() + plan.num_ctas - 1, plan.num_ctas)
 
-    def locate(self, use):
-        """Returns step, row and column of the tile of the result, and k-step, to which a use of this CTA belongs."""
+    def tile_at(self, number):
+        """Returns step, row and column of this CTA's tile `number`, counted over all steps."""
         plan = self.plan
-        if self.span_steps:
-            linear = plan.cta() + lax.div(use, plan.k_steps) * plan.num_ctas
-            return lax.div(linear, self.tiles), *plan.place(lax.rem(linear, self.tiles)), lax.rem(use, plan.k_steps)
-        step, in_step = lax.div(use, self.uses_per_step), lax.rem(use, self.uses_per_step)
-        m_tile, n_tile = plan.tile_at(lax.div(in_step, plan.k_steps))
-        return step, m_tile, n_tile, lax.rem(in_step, plan.k_steps)
+        if not self.span_steps:
+            return lax.div(number, self.tiles_per_step), *plan.tile_at(lax.rem(number, self.tiles_per_step))
+        linear = plan.cta() + number * plan.num_ctas
+        return lax.div(linear, self.tiles), *plan.place(lax.rem(linear, self.tiles))
 
 
 @dataclasses.dataclass(frozen=True)

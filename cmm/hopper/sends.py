@@ -13,8 +13,9 @@ from cmm.hopper.config import MatmulDimension
 from cmm.hopper.plan import Plan
 
 _CHUNKS = (8, 4, 3, 2)  # By preference. More are more signals, fewer are a longer wait for the first.
-_PRODUCTS_OF_A_SHORT_CHUNK = (4, 3, 2)  # By preference.
 _LAG = 4
+_DEPTHS_OF_A_SHORT_CHUNK = (256, 192, 128)  # By preference, in elements of k.
+_LAG_IN_SHORT_CHUNKS = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,9 +45,9 @@ class SendPlan:
         """How many signals make a chunk complete: one from each column that sends a part of it."""
         return min(self.columns, self.chunk_steps)
 
-    def is_mine(self, m_tile, n_tile, k_step):
-        """Whether the CTA that computes this tile of the result sends this tile of A."""
-        return lax.rem(k_step, self.columns) == self._position(m_tile, n_tile)
+    def is_turn(self, position, k_step):
+        """Whether the column at this position (see `position`) sends this tile of A."""
+        return lax.rem(k_step, self.columns) == position
 
     def is_last_of_chunk(self, k_step):
         """Whether a column that sends this tile of A sends no later one of the same chunk."""
@@ -60,7 +61,7 @@ class SendPlan:
         """Returns the number of the chunk in which this tile of A lies, counted over all steps and rows."""
         return (step * self.plan.m_tiles + m_tile) * self.chunks + lax.div(k_step, self.chunk_steps)
 
-    def _position(self, m_tile, n_tile):
+    def position(self, m_tile, n_tile):
         """Returns when a row visits a column: 0 for the column that it visits first."""
         config, last = self.plan.config, self.plan.n_tiles - 1
         if config.grid_minor_dim == MatmulDimension.N:
@@ -74,13 +75,15 @@ def with_short_chunks(plan: Plan) -> Plan:
     """Returns a plan with chunks of a few products, unless its configuration says something about chunks or lag.
 
     Where steps overlap (`cmm.hopper.rounds`), CTAs wait for the first chunk from the start of the kernel, so it should
-    come soon. Elsewhere the first chunks have long been there.
+    come soon, and so should its signal. Elsewhere the first chunks have long been there.
     """
     config = plan.config
     if config.chunks is not None or config.signal_lag is not None:
         return plan
-    products = next((number for number in _PRODUCTS_OF_A_SHORT_CHUNK if plan.k_steps % number == 0), 1)
-    return dataclasses.replace(plan, config=dataclasses.replace(config, chunks=plan.k_steps // products))
+    depth = next((d for d in _DEPTHS_OF_A_SHORT_CHUNK if d % config.tile_k == 0 and plan.k % d == 0), config.tile_k)
+    chunks = plan.k // depth
+    lag = _LAG_IN_SHORT_CHUNKS if chunks > 1 else 0
+    return dataclasses.replace(plan, config=dataclasses.replace(config, chunks=chunks, signal_lag=lag))
 
 
 def plan_sends(plan: Plan) -> SendPlan:

@@ -1,6 +1,6 @@
 """Runs, checks and race-detects multi-GPU Pallas kernels without a GPU.
 
-    import cmm.interpret
+    import cmm.devices, cmm.interpret
 
     cmm.devices.find_devices(4, simulate=True)
     with cmm.interpret.simulate(seed=0) as sim:
@@ -20,6 +20,8 @@ What a quiet run does not promise:
 - Fences between threads and TMA are checked in shared memory; in global memory only
   with `check_proxy_fences=True`.
 - It knows no layouts, no registers, no PTX; `lower_for_cuda` knows some of it.
+- Gradients through `jax.checkpoint` are refused by JAX: simulated kernels run in
+  callbacks, which it does not run again. `lower_for_cuda` takes such programs.
 - Clusters with more than one CTA that share memory, Blackwell's instructions,
   multicast, and inline assembly that does not say what it stands for
   (`simulated_as`), are refused by name.

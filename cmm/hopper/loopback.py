@@ -1,0 +1,63 @@
+"""How does a ring kernel run on a single GPU that is its own neighbour?
+
+All that the kernel does runs on the hardware, but for the way over NVLink: in each step it sends the shard to the next
+slot of its own device, signals, waits, and multiplies what has arrived. So every step gives the product of the one
+shard. It shows that the compiled kernel is right and does not hang, and how long its products, sends and signals take
+where the way is short. It says nothing about NVLink, nor about what other devices do meanwhile.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+from jax.sharding import PartitionSpec as P
+
+from cmm import devices
+from cmm.hopper import fast_kernel, ring_kernel
+from cmm.hopper.calls import chosen_config, shared_steps
+from cmm.hopper.config import TuningConfig
+from cmm.hopper.plan import Plan, enough_ctas
+
+_LAUNCH = {"pallas": ring_kernel._launch, "pallas_fast": fast_kernel._launch}
+
+
+def plan_loop(
+    kernel: str, steps: int, m: int, k: int, n: int, dtype, gpu, core_count: int, config: TuningConfig | None = None
+) -> Plan:
+    """Returns the tiles of a step, as a ring of `steps` devices would cut it.
+
+    Args:
+      kernel: its name in `cmm.METHODS`.
+      steps: number of steps, at least 2: the devices of the ring that this stands for.
+      m, k, n: `A` is `[m, k]`, `B` is `[k, n]`.
+      dtype: of the operands.
+      gpu: the device.
+      core_count: number of its multiprocessors.
+      config: by default what the kernel takes by itself on such a ring.
+
+    Raises:
+      ValueError: the configuration does not fit, or none does; or there are fewer than 2 steps.
+    """
+    if steps < 2:
+        raise ValueError(f"A loop needs 2 steps or more, got {steps}: with one there is nothing to send.")
+    config = config or chosen_config(kernel, steps, m, n, k, dtype, gpu.device_kind, core_count)
+    config.check(m, n, k, dtype)
+    plan = Plan(m, n, k, config, enough_ctas(m, n, config, core_count, shared_steps(kernel, steps)))
+    return fast_kernel.with_sends(plan, steps) if kernel == "pallas_fast" else plan
+
+
+def looped_back(kernel: str, plan: Plan, steps: int, dtype, gpu) -> Callable:
+    """Returns a jitted function `f(lhs, rhs)` that runs the kernel on one device that is its own neighbour.
+
+    Args:
+      kernel, steps, gpu: as for `plan_loop`.
+      plan: the tiles of a step.
+      dtype: of the result.
+
+    Returns:
+      A function of `lhs [m, k]` and `rhs [k, n]`. It returns the result, `[steps * m, n]`, `steps` times the product,
+      and the slots, `[steps - 1, m, k]`, each of which has received `lhs`.
+    """
+    launch = functools.partial(_LAUNCH[kernel], None, plan, dtype, loops_back=steps)
+    mesh = devices.ring_mesh([gpu])
+    return jax.jit(jax.shard_map(launch, mesh=mesh, in_specs=(P(), P()), out_specs=(P(), P()), check_vma=False))

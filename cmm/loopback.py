@@ -1,0 +1,235 @@
+"""`python -m cmm.loopback`: how fast are the ring kernels on a single GPU that is its own neighbour?"""
+
+import argparse
+import datetime
+import functools
+import json
+import pathlib
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+
+from cmm import devices, provenance, reference
+from cmm.cli import positive, repeating
+from cmm.measure import Program, recorded_chains, spread
+from cmm.protocol import order_in_round
+from cmm.recording import make_mark
+from cmm.report import markdown_row, spread_text
+from cmm.results import Spread, short_kind
+from cmm.roofline import Problem
+from cmm.winners import config_fields
+
+_DESCRIPTION = """\
+Runs both ring kernels on one Hopper GPU that is its own neighbour: it sends to itself, signals itself, and multiplies
+what has arrived. So whoever has a single GPU can see whether they run, and how long their products, sends and signals
+take, but for the way over NVLink. Compares kernel times with the product alone, of as many rows.
+"""
+_ROWS, _STEPS = (64, 128, 256, 512, 1024), (2, 4, 8)
+_CALLS, _STARTS = 8, 2
+KERNELS = ("pallas", "pallas_fast")
+GEMM_ONLY = "gemm_only"
+
+
+def measure(problem: Problem, gpu: jax.Device, rounds: int, first_round: int = 0) -> dict:
+    """Times both kernels and the product alone on one GPU, interleaved by round; returns a row of the record.
+
+    Args:
+      problem: what each device of the ring would have; its `axis_size` is the number of steps.
+      gpu: the GPU.
+      rounds: how often each is timed.
+      first_round: number of the first round, which decides in which order methods are timed.
+
+    Raises:
+      RuntimeError: the profiler does not see the kernels.
+    """
+    p, mesh = problem, devices.ring_mesh([gpu])
+    pairs = [_operands(p, gpu, seed) for seed in range(_CALLS)]
+    programs, found = {}, {}
+    for kernel in KERNELS:
+        start, about = _looped(kernel, p, gpu)
+        found[kernel] = about
+        if start is not None:
+            programs[kernel] = Program(lambda lhs, rhs, start=start: start(lhs, rhs)[0], pairs)
+            found[kernel] |= _check(start, pairs[0], p.axis_size)
+    tiled = [(jax.block_until_ready(jnp.tile(lhs, (p.axis_size, 1))), rhs) for lhs, rhs in pairs]
+    programs[GEMM_ONLY] = Program(jax.jit(lambda lhs, rhs: jnp.dot(lhs, rhs, preferred_element_type=lhs.dtype)), tiled)
+    found[GEMM_ONLY] = {}
+    times: dict[str, list[float]] = {name: [] for name in programs}
+    mark, names = make_mark(mesh), list(programs)
+    for program in programs.values():  # Compiles, and warms the GPU up.
+        jax.block_until_ready(program.start_chain(program.operands))
+    for number in range(first_round, first_round + rounds):
+        in_order = [names[place] for place in order_in_round(len(names), number)]
+        calls = recorded_chains([programs[name] for name in in_order], _STARTS, mark, 1)
+        for name, call in zip(in_order, calls, strict=True):
+            if isinstance(call, RuntimeError):
+                raise call
+            times[name].append(call.kernel_us)
+    for name in programs:
+        found[name]["rounds_us"] = times[name]
+    return {"steps": p.axis_size, "m_shard": p.m_shard, "methods": found}
+
+
+def ratio(row: dict, name: str) -> Spread | None:
+    """Returns the time of a kernel over that of the product alone, within rounds; `None` if it was not timed."""
+    own = row["methods"][name].get("rounds_us")
+    return spread([a / b for a, b in zip(own, row["methods"][GEMM_ONLY]["rounds_us"])]) if own else None
+
+
+def load_all(folder) -> list[dict]:
+    """Returns the records of this command in a folder, by name."""
+    return [json.loads(path.read_text()) for path in sorted(pathlib.Path(folder).glob("loopback_*.json"))]
+
+
+def markdown(record: dict) -> str:
+    """Returns a Markdown table of a record, and how it was measured."""
+    header = ("M per device", "steps", "GEMM only, µs", "one kernel, µs", "one kernel, fast, µs", "fast / GEMM only")
+    lines = [markdown_row(header), markdown_row(["---:"] * len(header))]
+    lines += [markdown_row(cells) for cells in _cells(record)]
+    m = record["machine"]["device_kind"]
+    how = f"1 x {m}, JAX {record['versions']['jax']}, {record['dtype']}, K={record['k']} N={record['n_shard']}"
+    how += f", {record['distribution']}, {record['date']}. {record['protocol']}. Command: `{record['command']}`."
+    details = ["<details><summary>How and where measured</summary>", "", f"- {how}", "", "</details>"]
+    return "\n".join([*lines, "", *details])
+
+
+def _looped(kernel, p, gpu):
+    """Returns the looped kernel and what it is, or `None` and why it cannot run."""
+    from cmm.hopper.loopback import looped_back, plan_loop  # Imports Pallas, which a machine without GPUs need not.
+
+    try:
+        plan = plan_loop(kernel, p.axis_size, p.m_shard, p.k, p.n_shard, p.dtype, gpu, gpu.core_count)
+    except ValueError as error:
+        return None, {"skipped": str(error)}
+    return looped_back(kernel, plan, p.axis_size, p.dtype, gpu), {"config": config_fields(plan.config)}
+
+
+def _operands(p, gpu, seed):
+    """Returns normal operands on one GPU. Those of `cmm.devices` are sharded along a ring's axis."""
+    keys = jax.random.split(jax.device_put(jax.random.key(seed), gpu))
+    return jax.random.normal(keys[0], (p.m_shard, p.k), p.dtype), jax.random.normal(keys[1], (p.k, p.n_shard), p.dtype)
+
+
+def _check(start, pair, steps) -> dict:
+    """Compares the product of each step with a float32 reference, and what was received with what was sent."""
+    out, slots = start(*pair)
+    blocks = out.reshape(steps, -1, out.shape[-1])
+    product, bound = _reference(*pair)
+    same = bool((blocks == blocks[0]).all() & (slots == pair[0]).all())
+    error_over_bound = float((jnp.abs(blocks[0].astype(jnp.float32) - product) / bound).max())
+    return {"right": same and error_over_bound <= 1, "error_over_bound": error_over_bound}
+
+
+@jax.jit
+def _reference(lhs, rhs):
+    """Returns the product in float32, and the bound of each element's error."""
+    lhs32, rhs32 = lhs.astype(jnp.float32), rhs.astype(jnp.float32)
+    dot = functools.partial(jax.lax.dot, precision=jax.lax.Precision.HIGHEST)
+    product = dot(lhs32, rhs32)
+    return product, reference.error_bound(product, dot(jnp.abs(lhs32), jnp.abs(rhs32)), lhs.shape[1], lhs.dtype)
+
+
+def _cells(record) -> list[tuple[str, ...]]:
+    rows = []
+    for row in record["rows"]:
+        times = [row["methods"][name].get("rounds_us") for name in (GEMM_ONLY, *KERNELS)]
+        wrong = [" WRONG" * (row["methods"][name].get("right") is False) for name in (GEMM_ONLY, *KERNELS)]
+        cells = [f"{spread(own).median:.1f}{w}" if own else "none fits" for own, w in zip(times, wrong)]
+        found = ratio(row, "pallas_fast")
+        rows.append((str(row["m_shard"]), str(row["steps"]), *cells, spread_text(found, 2) if found else ""))
+    return rows
+
+
+def main(arguments=None) -> int:
+    """Measures, prints and writes; returns 0 if all is right, 1 if not, 2 if it cannot run here."""
+    options = _parse(arguments)
+    try:  # The package alone does not need it.
+        from rich.console import Console
+        from rich.progress import Progress
+        from rich.table import Table
+    except ModuleNotFoundError as error:
+        sys.exit(f"python -m cmm.loopback needs {error.name}: in the repository, pip install '.[cli]'")
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    gpu = jax.devices()[0]
+    if not getattr(gpu, "compute_capability", "").startswith("9."):
+        console.print(f"python -m cmm.loopback needs a Hopper GPU, found {gpu.device_kind}.", style="red")
+        return 2
+    options.out.mkdir(parents=True, exist_ok=True)  # Before a minute of measuring, not after it.
+    problems = [
+        Problem(steps, m_shard, options.k, options.n_shard, options.dtype)
+        for m_shard in options.m_shard
+        for steps in options.steps
+    ]
+    until, rows = time.monotonic() + options.limit_s, []
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("starting", total=len(problems))
+        for problem in problems:
+            if time.monotonic() > until:
+                break
+            progress.update(task, description=f"{problem.m_shard} rows, {problem.axis_size} steps")
+            rows.append(measure(problem, gpu, options.rounds))
+            progress.advance(task)
+    record = _record(options, devices.ring_mesh([gpu]), rows)
+    kind = short_kind(gpu.device_kind)
+    path = options.out / f"loopback_{kind}_k{options.k}_n{options.n_shard}_{options.dtype}.json"
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    table = Table(title=f"one {gpu.device_kind} that is its own neighbour, {options.dtype}")
+    for title in ("rows", "steps", "GEMM only, µs", "one kernel, µs", "fast, µs", "fast / GEMM only"):
+        table.add_column(title, justify="right")
+    for cells in _cells(record):
+        table.add_row(*cells)
+    console.print(table)
+    console.print(f"wrote {path}: {len(rows)} of {len(problems)} problems", highlight=False, soft_wrap=True)
+    wrong = [row for row in rows if any(method.get("right") is False for method in row["methods"].values())]
+    return int(bool(wrong) or len(rows) < len(problems))
+
+
+def _parse(arguments):
+    parser = argparse.ArgumentParser(
+        prog="python -m cmm.loopback", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    listed = lambda values: " ".join(map(str, values))
+    add("--steps", type=_steps, nargs="+", default=_STEPS, metavar="D", help=f"(default: {listed(_STEPS)})")
+    add("--m-shard", type=positive, nargs="+", default=_ROWS, metavar="M", help=f"rows of A (default: {listed(_ROWS)})")
+    add("--k", type=positive, default=4096, help="contraction size (default: 4096)")
+    add("--n-shard", type=positive, default=4096, help="columns of B (default: 4096)")
+    add("--dtype", choices=("float16", "bfloat16"), default="float16", help="default: float16")
+    add("--rounds", type=positive, default=8, metavar="N", help="default: 8")
+    add("--limit-s", type=positive, default=300, metavar="S", help="no problem begins later (default: 300)")
+    add("--out", type=pathlib.Path, default=pathlib.Path("out"), help="output folder (default: out)")
+    options = parser.parse_args(arguments)
+    options.command = repeating("cmm.loopback", arguments)
+    return options
+
+
+def _steps(text):
+    value = int(text)
+    if value < 2:
+        raise argparse.ArgumentTypeError(f"must be at least 2, got {value}: with one step there is nothing to send")
+    return value
+
+
+def _record(options, mesh, rows) -> dict:
+    return {
+        "k": options.k,
+        "n_shard": options.n_shard,
+        "dtype": options.dtype,
+        "machine": provenance.machine(mesh),
+        "versions": provenance.versions(),
+        "distribution": "normal(0, 1)",
+        "protocol": (
+            f"One GPU that is its own neighbour; kernel time: median over {_CALLS} calls on distinct operand pairs, "
+            f"started {_STARTS} times, but the first of each; {options.rounds} rounds, interleaved in an order that "
+            "changes by round; medians over rounds, one process; ratios within a round, 10th to 90th percentile"
+        ),
+        "date": datetime.date.today().isoformat(),
+        "command": options.command,
+        "rows": rows,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""A ring kernel on one simulated device that is its own neighbour, and the command that measures it."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import cmm.interpret as ci
+from cmm import loopback
+from cmm.hopper import TuningConfig
+from cmm.hopper.loopback import looped_back, plan_loop
+from cmm.hopper.rounds import Rounds
+
+SMALL = TuningConfig(tile_m=64, tile_n=64, tile_k=64, max_concurrent_steps=2)
+
+
+@pytest.mark.parametrize("steps", [2, 3])
+@pytest.mark.parametrize("kernel, n", [("pallas", 128), ("pallas_fast", 128), ("pallas_fast", 64)])
+def test_every_step_gives_the_product(kernel, n, steps):
+    gpu, rng = jax.devices("cpu")[0], np.random.default_rng(0)
+    plan = plan_loop(kernel, steps, 128, 256, n, "float16", gpu, 2, SMALL)
+    lhs, rhs = (rng.standard_normal(shape).astype("float16") for shape in ((128, 256), (256, n)))
+    with ci.simulate(core_count=2) as sim:  # Raises if there is a race or a deadlock.
+        out, slots = sim.run(looped_back(kernel, plan, steps, "float16", gpu), lhs, rhs)
+    product = lhs.astype(np.float32) @ rhs.astype(np.float32)
+    np.testing.assert_allclose(np.asarray(out, np.float32), np.tile(product, (steps, 1)), rtol=2e-3, atol=2e-2)
+    np.testing.assert_array_equal(np.asarray(slots), np.tile(lhs, (steps - 1, 1, 1)))
+    assert Rounds(plan, steps).span_steps == (n == 64)
+
+
+def test_one_step_is_no_loop():
+    with pytest.raises(ValueError, match="2 steps or more, got 1"):
+        plan_loop("pallas", 1, 128, 256, 128, "float16", jax.devices("cpu")[0], 132, SMALL)
+
+
+def test_lowers_for_cuda():
+    gpu = jax.devices("cpu")[0]
+    for kernel in loopback.KERNELS:
+        plan = plan_loop(kernel, 4, 256, 4096, 4096, "float16", gpu, 132)
+        program = looped_back(kernel, plan, 4, "float16", gpu)
+        shapes = [jax.ShapeDtypeStruct(shape, "float16") for shape in ((256, 4096), (4096, 4096))]
+        text = program.trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
+        assert text.count("mosaic_gpu_v2") == 1
+
+
+def test_needs_a_hopper_gpu(capsys, tmp_path):
+    assert loopback.main(["--out", str(tmp_path / "out")]) == 2
+    assert "needs a Hopper GPU, found cpu" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("arguments", [["--steps", "1"], ["--m-shard", "0"], ["--dtype", "float32"]])
+def test_bad_options(arguments):
+    with pytest.raises(SystemExit):
+        loopback.main(arguments)
+
+
+def test_table_of_a_record():
+    methods = {
+        "pallas": {"skipped": "no tile fits"},
+        "pallas_fast": {"rounds_us": [30.0, 33.0], "right": False, "error_over_bound": 2.0},
+        "gemm_only": {"rounds_us": [20.0, 30.0]},
+    }
+    rows = [{"steps": 4, "m_shard": 64, "methods": methods}]
+    record = {"k": 1, "n_shard": 2, "dtype": "float16", "distribution": "normal", "date": "a day", "protocol": "P"}
+    record |= {"machine": {"device_kind": "GPU"}, "versions": {"jax": "0"}, "command": "c", "rows": rows}
+    text = loopback.markdown(json.loads(json.dumps(record)))
+    assert "| 64 | 4 | 25.0 | none fits | 31.5 WRONG | 1.30 (1.14–1.46) |" in text
+    assert "1 x GPU, JAX 0, float16, K=1 N=2, normal, a day. P. Command: `c`." in text
