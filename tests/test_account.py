@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import types
 
 import jax
@@ -143,16 +144,36 @@ def test_file_and_figure(tmp_path):
     assert len(list(accounts(tmp_path / "data"))) == 0  # What is drawn is not taken for an account.
     fig, data = draw_account(account), account_data(account)
     patches = {p.get_gid(): p for ax in fig.axes for p in ax.patches + ax.artists + ax.get_children() if p.get_gid()}
+    looks: dict[str, set] = {}
     for method in data["methods"]:
         end_us = 0.0
         for bar in method["bars"]:
             patch = patches[f"account-{method['name']}-{bar['name'].replace(' ', '-')}"]
             assert patch.get_x() == pytest.approx(end_us) and bar["start_us"] == pytest.approx(end_us)
             end_us = patch.get_x() + patch.get_width()
-            assert bool(patch.get_hatch()) == (bar["name"] == "unexplained")
+            looks.setdefault(bar["name"], set()).add((patch.get_facecolor(), patch.get_hatch()))
         assert end_us == pytest.approx(method["total_us"], abs=1e-6)
+    # What stands side by side looks alike everywhere, and in grey print differs in hatching or clearly in brightness.
+    assert all(len(found) == 1 for found in looks.values()) and {"unexplained", "communication", "gaps"} < set(looks)
+    for (one, (a,)), (other, (b,)) in itertools.combinations(looks.items(), 2):
+        assert a[1] != b[1] or abs(_brightness(a[0]) - _brightness(b[0])) > 0.1, (one, other)
     assert patches["term-pallas-announce"].get_width() == pytest.approx(2.5)
     assert "term-pallas-drain" not in patches  # Nothing.
+
+
+def _brightness(color) -> float:
+    return sum(share * channel for share, channel in zip((0.299, 0.587, 0.114), color))
+
+
+def test_the_figure_says_how_far_rounds_differ_in_what_is_unexplained():
+    account = _account()
+    *others, kernel = account.methods
+    kernel = dataclasses.replace(kernel, rest_us=dataclasses.replace(kernel.rest_us, p10=-7.0, p90=8.25))
+    account = dataclasses.replace(account, methods=(*others, kernel))
+    drawn = account_data(account)["methods"][-1]
+    assert (drawn["unexplained_p10_us"], drawn["unexplained_p90_us"]) == (-7.0, 8.25)
+    texts = [text.get_text() for ax in draw_account(account).axes for text in ax.texts]
+    assert sum(text.startswith("unexplained") and text.endswith("(-7.0 to +8.2)") for text in texts) == 1
 
 
 def test_table(capsys):

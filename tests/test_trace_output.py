@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from traced_calls import each_kernel, traced_call
 
+from cmm.hopper.marks import MULTIPLIERS, Delay
 from cmm.plots.kernel_timeline import draw_kernel_timeline, step_change
 from cmm.roofline import Problem
 from cmm.trace import __main__ as command, file as trace_file
+from cmm.trace.critical import call_us
 from cmm.trace.record import KERNELS
-from cmm.trace.summary import summarize
+from cmm.trace.summary import links_us, stretches_us, summarize
 
 
 @pytest.fixture(scope="module", params=KERNELS)
@@ -56,6 +58,51 @@ def test_numbers(traced):
     full = waits["multiplier 0", "full stage"]
     assert full["per_cta_us"] == pytest.approx(np.nansum(end - begin) / 1e3 / 6, abs=2e-3) and not full["sampled"]
     assert waits["loader", "signals"]["count"] == sum(e.kind == "wait" for e in trace.events())
+
+
+def test_stretches_of_a_cta_add_up_to_the_call(traced):
+    trace, _ = traced
+    for device in range(3):
+        for cta in range(2):
+            stretches = stretches_us(trace, device, cta)
+            assert sum(stretches.values()) == pytest.approx(call_us(trace)[device])
+            assert stretches["between tiles of a step"] > 0  # Each has three tiles in a step.
+
+
+PAUSE_US = 50.0
+
+
+@each_kernel
+@pytest.mark.parametrize(("use", "name"), [(3, "products, steps that send"), (11, "products, last step")])
+def test_a_pause_lengthens_its_stretch(kernel, use, name):
+    shape = {"axis_size": 2, "core_count": 4, "every": 1, "shape": (256, 512, 128)}  # One tile of 8 products a step.
+    usual, _ = traced_call(kernel, **shape)
+    delay = Delay(device=1, cta=2, role=MULTIPLIERS, use=use, duration_ns=int(1e3 * PAUSE_US))
+    late, _ = traced_call(kernel, **shape, delay=delay)
+    before, after = stretches_us(usual, 1, 2), stretches_us(late, 1, 2)
+    longer = {one: after[one] - before[one] for one in after}
+    # A part of the pause lies under a wait that was there before.
+    assert max(longer, key=longer.get) == name and longer[name] == pytest.approx(PAUSE_US, abs=0.2 * PAUSE_US)
+
+
+def test_the_links_of_a_step_change_say_that_column_0_is_late():
+    shape = {"axis_size": 2, "core_count": 4, "every": 1, "shape": (128, 512, 256)}  # One row of four tiles.
+    pause = Delay(device=0, cta=0, role=MULTIPLIERS, use=7, duration_ns=int(1e3 * PAUSE_US))
+    usual, late = (links_us(traced_call("pallas", **shape, delay=delay)[0], range(4)) for delay in (None, pause))
+    longer = {name: late[name] - usual[name] for name in usual}
+    # Of two CTAs of column 0, one on each device, one is late. The signal is late, but is seen as soon as it comes.
+    assert longer.pop("column 0 is late") == pytest.approx(PAUSE_US / 2, abs=4)
+    assert all(abs(value) < 2 for value in longer.values()), longer
+
+
+def test_a_cta_is_named_with_its_column_if_it_has_one():
+    trace, _ = traced_call("pallas_fast", axis_size=2, core_count=4, every=1, shape=(256, 512, 128))
+    fig = draw_kernel_timeline(trace.events(), "Two columns", ctas=[1, 2])
+    names = [text.get_text() for text in fig.axes[0].texts if text.get_text().startswith(("CTA", "column"))]
+    assert names == 2 * ["CTA 1", "column 0", "CTA 2", "column 1"]
+    trace, _ = traced_call("pallas_fast", axis_size=3, every=1, shape=(256, 256, 192))
+    fig = draw_kernel_timeline(trace.events(), "Three columns")
+    assert not any(text.get_text().startswith("column") for text in fig.axes[0].texts)
 
 
 @pytest.mark.parametrize("causal", [False, True])

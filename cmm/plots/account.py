@@ -12,6 +12,7 @@ from cmm.plots.palette import (
     SMALL_SIZE,
     WIDTH,
     styled,
+    text_color,
     tint,
 )
 from cmm.plots.shapes import MARGIN, axes_at, block, hatched, heading, inches_from, page
@@ -30,6 +31,14 @@ _COLORS = {
     "memory": DEVICE_COLORS[4],
     "gaps": DEVICE_COLORS[5],
     "not attributed": DEVICE_COLORS[6],
+}
+# Colours alone do not tell all of them apart in grey print.
+_HATCHES = {
+    "synchronization": "xxxx",
+    "pipeline": "....",
+    "memory": "||||",
+    "gaps": "----",
+    "not attributed": "\\\\\\\\",
 }
 _GEMM = tint(NEUTRAL, 0.45)
 _SMALLEST_US = 0.05  # Kernels have many parts; smaller ones are not listed.
@@ -51,7 +60,9 @@ def account_data(account: Account) -> dict:
             if value > 0:
                 bars.append({"name": name, "start_us": end_us, "end_us": end_us + value})
                 end_us += value
-        about = {"total_us": method.wall_us.median, "unexplained_us": method.rest_us.median}
+        rest = method.rest_us
+        about = {"total_us": method.wall_us.median, "unexplained_us": rest.median}
+        about |= {"unexplained_p10_us": rest.p10, "unexplained_p90_us": rest.p90}
         methods.append({"name": method.name, "title": method.title} | about | {"bars": bars})
     kernels = [_kernel_data(method) for method in account.methods if method.kernel]
     # Accounts that were measured before there was this term lack it.
@@ -84,7 +95,8 @@ def draw_account(account: Account):
       account: see `cmm.trace.account`.
 
     Returns:
-      A `matplotlib.figure.Figure`. What is unexplained is hatched; whiskers are 10th to 90th percentile over rounds.
+      A `matplotlib.figure.Figure`. Groups differ in colour, hatching and order; whiskers are 10th to 90th percentile
+      over rounds.
     """
     data = account_data(account)
     bars_height = _ROW * len(data["methods"])
@@ -114,9 +126,10 @@ def _draw_bars(ax, data, top):
             block(ax, *place, linewidth=0.6, gid=gid, **_look(bar["name"]))
         end = max(bar["end_us"] for bar in method["bars"])
         ax.text(end, middle, f"  {method['total_us']:.0f}", size=SMALL_SIZE, va="center_baseline")
-        text, place = f"unexplained {method['unexplained_us']:+.1f}", WIDTH - _LEFT - _RIGHT + 0.6
-        look = {"size": CAPTION_SIZE, "color": MUTED, "transform": inches_from(ax)}
-        ax.text(place, middle, text, va="center_baseline", **look)
+        low, high = method["unexplained_p10_us"], method["unexplained_p90_us"]
+        text = f"unexplained {method['unexplained_us']:+.1f}\n({low:+.1f} to {high:+.1f})"
+        look = {"size": CAPTION_SIZE, "color": MUTED, "transform": inches_from(ax), "linespacing": 1.05}
+        ax.text(WIDTH - _LEFT - _RIGHT + 0.6, middle, text, va="center", **look)
     look = {"color": INK, "linewidth": 1.3, "dashes": (4, 2.5), "zorder": 6, "clip_on": False}
     ax.plot([data["gemm_only_us"]] * 2, [0, top + 0.04], gid="gemm-only", **look)
 
@@ -168,7 +181,10 @@ def _draw_term(ax, kernel, row, middle):
 def _look(name: str) -> dict:
     if name == "unexplained":
         return hatched(MUTED)
-    return {"facecolor": _GEMM if name == "GEMM only" else _COLORS[name]}
+    look = {"facecolor": _GEMM if name == "GEMM only" else _COLORS[name]}
+    if name in _HATCHES:
+        look |= {"hatch": _HATCHES[name], "hatchcolor": text_color(look["facecolor"]), "hatch_linewidth": 0.7}
+    return look
 
 
 def _dress(ax, label):
@@ -186,14 +202,15 @@ def _message(data) -> str:
     if not others:
         return "What the product alone takes"
     best = min(others, key=lambda method: method["total_us"])
-    return f"{best['title']}: {best['total_us'] - data['gemm_only_us']:.0f} µs beyond the product alone"
+    return f"{best['title']}: {best['total_us'] - data['gemm_only_us']:.0f} µs beyond the product alone (dashed)"
 
 
 def _caption(data) -> str:
     recorder = ", and by how much usual calls are longer than recorded ones" * data["tells_recorded_from_usual"]
     lines = [
-        "Dashed: kernel time of GEMM only. Gaps: moments in which nothing runs. Not attributed: what is left of waits "
-        f"inside kernels without a known cause{recorder}.",
+        "In a bar, groups stand in the order of the key, from left to right. Dashed: kernel time of GEMM only. Gaps: "
+        "moments in which nothing runs. Not attributed: what is left of waits inside kernels without a known "
+        f"cause{recorder}.",
         "What saves time, unexplained or not, shortens the bar of GEMM only. Totals are by another clock than kernel "
         "times, so that of GEMM only may be shorter than its kernel.",
         "Bars: medians over rounds; whiskers and brackets: 10th to 90th percentile.",

@@ -1,11 +1,23 @@
 """What happened in a kernel, in which order, on which device: the events that `cmm.interpret` records, as a picture."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from matplotlib.patches import FancyArrowPatch
+from matplotlib.patheffects import withStroke
 
 from cmm.interpret import Event
-from cmm.plots.palette import CAPTION_SIZE, INK, MUTED, SMALL_SIZE, TRACK, WIDTH, device_color, styled, tint
+from cmm.plots.palette import (
+    CAPTION_SIZE,
+    INK,
+    MUTED,
+    SMALL_SIZE,
+    TRACK,
+    WIDTH,
+    device_color,
+    styled,
+    text_color,
+    tint,
+)
 from cmm.plots.shapes import MARGIN, axes_at, block, hatched, page
 
 _COPIES = ("load", "store", "send", "fetch")
@@ -15,6 +27,8 @@ _LEFT, _RIGHT = MARGIN + 1.35, 0.25
 _SHORTEST = 0.6  # Width of a store that takes no time.
 _TICK = 0.06  # Width of a wait that takes none, in inches.
 _FLIGHT = 0.5  # How far an arrow leads to the right: it arrives before the next moment.
+_TIP = 0.04  # How deep it enters the lane that it leads to, in inches: less than would touch a name there.
+_NAME_HEIGHT, _CLEAR = 0.14, 0.08  # Of the name in a box, and the space between it and an arrow, in inches.
 _AFTER = {"signal": 1, "wait": 2, "kernel": 2}  # Among ends at one time, causes come first.
 KEY = (
     "Solid arrow: data has reached another device's memory. Dotted arrow: a signal, it adds 1. Hatched: a wait, with "
@@ -23,6 +37,7 @@ KEY = (
 )
 
 Moment = tuple[float, int]
+Line = tuple[tuple[float, float], tuple[float, float]]  # from and to: moments to the right, inches up
 
 
 def begin_of(e: Event) -> Moment:
@@ -70,13 +85,17 @@ def draw_events(events: Sequence[Event], title: str, caption: str = "", call: in
     ax.set(xlim=(-0.1, max(at.values()) + 0.6), ylim=(0, height))
     # low[device]: lower edge of its copy lane; the lane of its threads lies above.
     low = {device: height - (i + 1) * (2 * _LANE + _GAP) + _GAP / 2 for i, device in enumerate(devices)}
+    rows = {e.index: _row(e, events) for e in events if e.kind in _DRAWN}
+    lines = {e.index: _line(e, at, low, rows[e.index]) for e in events if e.kind in ("signal", "send")}
     for e in events:
         if e.kind == "kernel":
             for lane in (0, _LANE):
                 left, right = at[begin_of(e)], at[end_of(e)]
                 block(ax, left, low[e.device] + lane, right - left, _LANE - 0.02, TRACK, linewidth=0, zorder=1)
-        elif e.kind in _DRAWN:
-            _draw_event(ax, e, at, low, _row(e, events))
+        elif e.kind in _DRAWN and e.kind != "signal":
+            _draw_box(ax, e, at, low[e.device], rows[e.index], lines.values())
+        if e.index in lines:
+            _arrow(ax, lines[e.index], device_color(e.device), "dotted" if e.kind == "signal" else "solid")
     for device in devices:
         for text, x, y, style in (
             (f"device {device}", MARGIN - _LEFT, _LANE, {"size": SMALL_SIZE, "color": INK}),
@@ -98,36 +117,68 @@ def _row(e: Event, events: Sequence[Event]) -> tuple[float, float]:
     return (_LANE / 2 if first else 0), _LANE / 2 - 0.01
 
 
-def _draw_event(ax, e: Event, at: dict, low: dict, row: tuple[float, float]) -> None:
-    color, y = device_color(e.device), low[e.device]
-    begin, end = at[begin_of(e)], at[end_of(e)]
-    if e.kind == "signal":
-        _arrow(ax, (end, y + 1.5 * _LANE), e, low, color, "dotted")
-        return
+def _on_copies(e: Event) -> bool:
+    # What takes no time is no copy by TMA: the threads have stored it themselves.
+    return e.kind in _COPIES and e.start_s < e.end_s
+
+
+def _line(e: Event, at: dict, low: dict, row: tuple[float, float]) -> Line:
+    """Returns the arrow of a send or a signal: from its end to the same lane of the peer, or of this device."""
+    lane = 0 if _on_copies(e) else _LANE
+    device = e.device if e.peer is None else e.peer
+    begin = at[end_of(e)], low[e.device] + lane + row[0] + row[1] / 2
+    from_below, from_above = low[device] + lane + _TIP, low[device] + lane + _LANE - 0.02 - _TIP
+    height = begin[1] if device == e.device else from_below if low[device] > low[e.device] else from_above
+    # It leans, since arrows of several devices that act at one moment would lie on top of each other.
+    return begin, (begin[0] + _FLIGHT, height)
+
+
+def _draw_box(ax, e: Event, at: dict, low: float, row: tuple[float, float], lines: Iterable[Line]) -> None:
+    color, begin, end = device_color(e.device), at[begin_of(e)], at[end_of(e)]
     inches_per_moment = ax.get_position().width * WIDTH / (ax.get_xlim()[1] - ax.get_xlim()[0])
     takes_time = e.start_s < e.end_s
-    # What takes no time is no copy by TMA: the threads have stored it themselves.
-    on_copies = e.kind in _COPIES and takes_time
-    lane, thickness = (y if on_copies else y + _LANE) + row[0], row[1]
+    lane, thickness = low + (0 if _on_copies(e) else _LANE) + row[0], row[1]
     if e.kind == "wait" and not takes_time:
         width = _TICK / inches_per_moment
         block(ax, end - width, lane, width, thickness, MUTED, linewidth=0.6, gid="found")
         return
     left = begin if takes_time else end - _SHORTEST
     look = hatched(MUTED) if e.kind == "wait" else {"facecolor": tint(color, 0.5)}
+    block(ax, left, lane, end - left, thickness, linewidth=0.6, **look)
     text = f"wait {e.awaited}" if e.kind == "wait" else e.kind.replace("tile_", "")
+    if 0.085 * len(text) > (end - left) * inches_per_moment:
+        return
     size = CAPTION_SIZE if thickness > _LANE / 2 else CAPTION_SIZE - 1.5
-    fits = 0.085 * len(text) < (end - left) * inches_per_moment
-    block(ax, left, lane, end - left, thickness, label=text if fits else "", size=size, linewidth=0.6, **look)
-    if e.kind == "send":
-        _arrow(ax, (end, lane + 0.5 * thickness), e, low, color, "solid")
+    width = 0.07 * len(text) * size / CAPTION_SIZE / inches_per_moment
+    middle = lane + thickness / 2
+    x = _free_place(left, end, middle, width, _CLEAR / inches_per_moment, lines)
+    # On hatching, a halo keeps the strokes off the letters.
+    halo = [withStroke(linewidth=3, foreground=look["facecolor"])] if e.kind == "wait" else []
+    ink = text_color(look["facecolor"])
+    ax.text(x, middle, text, size=size, color=ink, ha="center", va="center_baseline", path_effects=halo, zorder=8)
 
 
-def _arrow(ax, start, e: Event, low: dict, color: str, line: str) -> None:
-    """Draws an arrow to the same lane of the peer, or of this device where there is none."""
-    device = e.device if e.peer is None else e.peer
-    # It leans, since arrows of several devices that act at one moment would lie on top of each other.
-    stop = (start[0] + _FLIGHT, start[1] - low[e.device] + low[device])
-    look = {"linestyle": line, "color": color, "linewidth": 1.8, "mutation_scale": 11, "shrinkA": 0, "shrinkB": 0}
-    ax.add_artist(FancyArrowPatch(start, stop, arrowstyle="-|>", zorder=6, **look))
-    ax.plot(*start, "o", color=color, markersize=5, markeredgecolor=INK, markeredgewidth=0.6, zorder=7)
+def _free_place(left, right, height, width, clear, lines: Iterable[Line]) -> float:
+    """Returns where the middle of a name stands in its box: as near to that of the box as arrows leave room."""
+    taken = []
+    for (x0, y0), (x1, y1) in lines:
+        low, high = max(min(y0, y1), height - _NAME_HEIGHT / 2), min(max(y0, y1), height + _NAME_HEIGHT / 2)
+        if low <= high:
+            xs = [x0 + (x1 - x0) * (y - y0) / (y1 - y0) for y in (low, high)] if y0 != y1 else [x0, x1]
+            taken.append((min(xs) - clear, max(xs) + clear))
+    free, begin = [], left
+    for start, stop in [*sorted(t for t in taken if t[0] < right and t[1] > left), (right, right)]:
+        free.append((begin, max(begin, min(start, right))))
+        begin = max(begin, stop)
+    middle = (left + right) / 2
+    fitting = [(a + width / 2, b - width / 2) for a, b in free if b - a >= width]
+    if not fitting:
+        a, b = max(free, key=lambda gap: gap[1] - gap[0])
+        return min(max((a + b) / 2, left + width / 2), right - width / 2)
+    return min((min(max(middle, a), b) for a, b in fitting), key=lambda x: abs(x - middle))
+
+
+def _arrow(ax, line: Line, color: str, style: str) -> None:
+    look = {"linestyle": style, "color": color, "linewidth": 1.8, "mutation_scale": 11, "shrinkA": 0, "shrinkB": 0}
+    ax.add_artist(FancyArrowPatch(*line, arrowstyle="-|>", zorder=6, **look))
+    ax.plot(*line[0], "o", color=color, markersize=5, markeredgecolor=INK, markeredgewidth=0.6, zorder=7)

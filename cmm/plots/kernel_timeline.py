@@ -21,11 +21,13 @@ from cmm.trace.events import KernelEvent
 
 _LANES = ("multiplier", "loader", "sends")
 _LANE, _GAP, _DEVICE_GAP, _AXIS = 0.19, 0.08, 0.16, 0.5  # inches
+_NAME_LINE = 0.15
 _LEFT, _RIGHT = MARGIN + 2.3, 0.2
 KEY = (
     "Full colour: products of one shard. Pale: the epilogue of a tile (multiplier), "
-    "or stores to the neighbour under way (sends). Hatched: waits; blue in the loader is a wait for signals from the "
-    "neighbour, gray one inside the CTA or until stores are complete. Dot: a signal."
+    "or stores to the neighbour under way (sends). Crosswise hatched, blue: the loader waits for signals from the "
+    "neighbour. Hatched, gray: waits inside the CTA, or until stores are complete. Dot: a signal. Column: that of the "
+    "result in which all tiles of the CTA lie."
 )
 MEASURED = "Times of all devices are on one axis."
 CAUSAL = "Left to right is the order of events; lengths mean nothing."
@@ -102,7 +104,7 @@ def draw_kernel_timeline(
     sending = {e.cta for e in events if e.kind == "send"}
     # Where all send, or none, it need not be said.
     names = {cta: f"CTA {cta}, sends" if cta in sending < set(ctas) else f"CTA {cta}" for cta in ctas}
-    lanes = _name_lanes(ax, devices, names, height, per_cta)
+    lanes = _name_lanes(ax, devices, names, {cta: _column(events, cta) for cta in ctas}, height, per_cta)
     for lane in lanes.values():
         block(ax, limits[0], lane, limits[1] - limits[0], _LANE - 0.02, TRACK, linewidth=0, zorder=1)
     for event in shown:
@@ -137,11 +139,17 @@ def _lane(e: KernelEvent) -> str:
     return "loader" if e.role == "loader" and e.kind != "load" else ""
 
 
-def _name_lanes(ax, devices, names, height, per_cta) -> dict:
+def _column(events, cta) -> str:
+    """Returns in which column of the result a CTA works; nothing if in several."""
+    columns = {e.tile[1] for e in events if e.cta == cta and e.kind == "tile_product"}
+    return f"column {columns.pop()}" if len(columns) == 1 else ""
+
+
+def _name_lanes(ax, devices, names, columns, height, per_cta) -> dict:
     """Writes the names of devices, CTAs and lanes; returns the lower edge of each lane.
 
     Args:
-      names: of CTAs, by their numbers.
+      names, columns: of CTAs, by their numbers.
     """
     lanes, top = {}, height
     text = {"transform": inches_from(ax), "va": "center_baseline"}
@@ -150,7 +158,9 @@ def _name_lanes(ax, devices, names, height, per_cta) -> dict:
         ax.text(MARGIN - _LEFT, top - _LANE / 2, f"device {device}", size=SMALL_SIZE, **text)
         for cta, cta_name in names.items():
             middle = top - len(_LANES) * _LANE / 2
-            ax.text(MARGIN - _LEFT + 0.8, middle, cta_name, size=CAPTION_SIZE - 1, color=INK, **text)
+            first = middle + _NAME_LINE / 2 * bool(columns[cta])
+            ax.text(MARGIN - _LEFT + 0.8, first, cta_name, size=CAPTION_SIZE - 1, color=INK, **text)
+            ax.text(MARGIN - _LEFT + 0.8, first - _NAME_LINE, columns[cta], size=CAPTION_SIZE - 1, color=MUTED, **text)
             for number, name in enumerate(_LANES):
                 lanes[device, cta, name] = top - (number + 1) * _LANE
                 place = (-0.08, lanes[device, cta, name] + _LANE / 2)
@@ -173,7 +183,7 @@ def _draw(ax, e: KernelEvent, place, limits, low: float, num_devices: int) -> No
     look = {"facecolor": color, "zorder": 3}
     text = lhs_name(shard) if e.kind == "tile_product" else ""
     if e.kind == "wait":
-        look = hatched(ACCENT) | {"zorder": 4}
+        look = hatched(ACCENT) | {"hatch": "xxxx", "zorder": 4}
     elif e.kind == "barrier_wait":
         look = hatched(MUTED) | {"zorder": 4}
     elif e.kind == "delay":

@@ -17,5 +17,5 @@ def show(fig) -> None:
     """
     drawn, small = io.BytesIO(), io.BytesIO()
     fig.savefig(drawn, format="png", dpi=_DPI)
-    Picture.open(drawn).convert("RGB").quantize(_COLORS).save(small, "png", optimize=True)
+    Picture.open(drawn).convert("RGB").quantize(_COLORS, Picture.Quantize.MAXCOVERAGE).save(small, "png", optimize=True)
     display(Image(small.getvalue(), alt=fig.get_label()))

@@ -8,7 +8,6 @@ from cmm.dispatch import METHODS
 from cmm.plots.kernel_timeline import draw_kernel_timeline, step_change
 from cmm.trace import file as trace_file
 from cmm.trace.events import KernelEvent
-from cmm.trace.summary import hidden_send_share
 
 _MOST_DEVICES = 2  # More of them do not fit on a page.
 
@@ -34,12 +33,14 @@ def trace_figures(folder) -> Iterator[tuple[str, Callable, Callable]]:
 
 
 def _read(record) -> tuple[list[KernelEvent], int, int | None]:
-    """Returns the events of a recorded call, a CTA that sends, and one that sends least."""
-    events = trace_file.from_record(record).events(record["ctas"])
+    """Returns the events of a recorded call, a CTA that sends, and one that sends least, of another column if any."""
+    trace = trace_file.from_record(record)
+    events = trace.events(record["ctas"])
     sends = {cta: sum(e.kind == "send" and e.cta == cta for e in events) for cta in record["ctas"]}
+    columns = lambda cta: set(trace.cells.n_tile[cta][trace.cells.exists[cta]].tolist())
     first = max(sends, key=lambda cta: (sends[cta], -cta))
-    other = min((cta for cta in sends if cta != first), key=lambda cta: (sends[cta], -cta), default=None)
-    return events, first, other
+    order = lambda cta: (sends[cta], bool(columns(cta) & columns(first)), -cta)
+    return events, first, min((cta for cta in sends if cta != first), key=order, default=None)
 
 
 def _draw(record, part, events, first, other):
@@ -65,8 +66,8 @@ def _title(record, part) -> str:
     title = METHODS[record["kernel"]].title
     title = title[0].upper() + title[1:]
     if part == "call":
-        # That of the summary may be of another call, with a mark at every product.
-        hidden = 100 * hidden_send_share(trace_file.from_record(record))
+        # By the recording with a mark at every product, which is the better one; it may be of another call.
+        hidden = 100 * record["summary"]["hidden_send_share"]
         return f"{title}: {hidden:.0f} % of the time of sends lies under products"
     change = record["summary"]["step_change_us"]["median"]
     return f"{title}: {change:.1f} µs from the last product of a step to the next, median of all CTAs"

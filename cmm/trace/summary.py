@@ -109,6 +109,86 @@ def step_changes_ns(trace: Trace) -> np.ndarray:
     return _known(changes)
 
 
+def stretches_us(trace: Trace, device: int, cta: int) -> dict[str, float]:
+    """Returns what one CTA does in a call of a ring kernel, one stretch after the other, by its two multipliers.
+
+    Products of a tile last from the first of the multiplier that begins earlier to the last of the one that ends later.
+    So a step change is a little shorter here than for each multiplier by itself (`step_changes_ns`), and what lies
+    between two tiles is negative where one multiplier is a tile ahead.
+
+    Args:
+      trace: with all marks of this CTA.
+      device, cta: a CTA that computes at least one tile.
+
+    Returns:
+      Time in µs by name. They add up to the time from the begin of the device's first CTA to the end of its last.
+    """
+    cells, begin, end = trace.cells, trace.times.begin[device] / 1e3, trace.times.end[device] / 1e3
+    tiles = np.flatnonzero(cells.opens_tile[cta])
+    at = lambda times: times[..., device, cta, tiles] / 1e3
+    starts = np.minimum(*(at(trace.spans("full", role)[1]) for role in (0, 1)))
+    done = np.maximum(*(at(trace.moments("done", role)) for role in (0, 1)))
+    stored = at(np.fmax(*(trace.spans("store", role)[1] for role in (0, 1))))
+    announced, (waits, goes_on) = at(trace.spans("complete", MULTIPLIERS)[1]), at(trace.spans("ready", LOADER))
+    # Edges between the products of two tiles, in order. NaN: it does not happen here.
+    edges = [done[:-1]]
+    for edge in (stored[:-1], announced[:-1], waits[1:], goes_on[1:], starts[1:]):
+        edges.append(np.clip(np.nan_to_num(edge), edges[-1], starts[1:]))
+    epilogue, announcement, before, signals, after = np.diff(edges, axis=0)
+    last, changes = cells.step[cta, tiles] == trace.layout.axis_size - 1, np.diff(cells.step[cta, tiles]) > 0
+    stretches = {
+        "begins later than the first CTA": begin[cta].min() - begin.min(),
+        "until its first product": starts[0] - begin[cta].min(),
+        "products, steps that send": (done - starts)[~last].sum(),
+        "step change: epilogue": epilogue[changes].sum(),
+        "step change: its stores arrive, it signals": announcement[changes].sum(),
+        "step change: waits for signals": signals[changes].sum(),
+        "step change: loads a first tile": (before + after)[changes].sum(),
+        "between tiles of a step": (starts[1:] - done[:-1])[~changes].sum(),
+        "products, last step": (done - starts)[last].sum(),
+        "until it ends": end[cta].max() - done[-1],
+        "ends earlier than the last CTA": end.max() - end[cta].max(),
+    }
+    return {name: float(time_us) for name, time_us in stretches.items()}
+
+
+def links_us(trace: Trace, ctas) -> dict[str, float]:
+    """Returns the chain of causes that makes the change from step 0 to step 1 in the readable kernel, link by link.
+
+    Times of two devices are compared in one link only, `signal seen`. What timers are off against each other adds up to
+    nothing around the ring, so its mean over devices does not hold it.
+
+    Args:
+      trace: of the readable kernel.
+      ctas: which CTAs count; some of them must compute a tile of column 0 last in step 0, and some another one.
+
+    Returns:
+      Medians over these CTAs and all devices, in µs. By name: `column 0 is late`, `epilogue`, `sends arrive`, `signal
+      seen` and `first tile loaded` are the links. `one product` is the time of one, and `loader is ahead` how long
+      before a CTA's last product ends its loader asks for the next step.
+    """
+    cells, ctas = trace.cells, np.asarray(ctas)
+    number = np.arange(cells.step.shape[1])
+    at = lambda step, choose: [choose(number[cells.opens_tile[c] & (cells.step[c] == step)]) for c in ctas]
+    last, first = at(0, max), at(1, min)  # The last tile of step 0, and the first one of step 1.
+    column_0 = cells.n_tile[ctas, last] == 0
+    done, begun = trace.moments("done", MULTIPLIERS)[:, ctas, last], trace.spans("full", MULTIPLIERS)[1][:, ctas, last]
+    starts = trace.spans("full", MULTIPLIERS)[1][:, ctas, first]
+    asks, sees = trace.spans("ready", LOADER)[:, :, ctas, first]
+    arrives, signals = trace.spans("complete", MULTIPLIERS)[:, :, ctas, last]
+    above = np.roll(signals[:, column_0].max(axis=1), -1)  # The last signal of the device that sends to this one.
+    links = {
+        "column 0 is late": np.median(done[:, column_0]) - np.median(done[:, ~column_0]),
+        "epilogue": np.median((arrives - done)[:, column_0]),
+        "sends arrive": np.median((signals - arrives)[:, column_0]),
+        "signal seen": np.mean(np.median(sees, axis=1) - above),
+        "first tile loaded": np.median(starts - sees),
+        "one product": np.median((done - begun)[:, ~column_0]) / trace.layout.plan.k_steps,
+        "loader is ahead": np.median((done - asks)[:, ~column_0]),
+    }
+    return {name: float(time_ns) / 1e3 for name, time_ns in links.items()}
+
+
 def hidden_send_share(trace: Trace) -> float:
     """Returns the share of the time of sends that lies under products of the same CTA; NaN if nothing is sent."""
     cells = trace.cells
