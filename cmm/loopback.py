@@ -4,6 +4,7 @@ import argparse
 import datetime
 import functools
 import json
+import math
 import pathlib
 import sys
 import time
@@ -13,7 +14,8 @@ import jax.numpy as jnp
 
 from cmm import devices, provenance, reference
 from cmm.cli import positive, repeating
-from cmm.measure import Program, recorded_chains, spread
+from cmm.completeness import IncompleteRecording
+from cmm.measure import RECORDINGS, Program, RecordedCall, recorded_chains, spread
 from cmm.protocol import order_in_round
 from cmm.recording import make_mark
 from cmm.report import markdown_row, spread_text
@@ -32,17 +34,16 @@ KERNELS = ("pallas", "pallas_fast")
 GEMM_ONLY = "gemm_only"
 
 
-def measure(problem: Problem, gpu: jax.Device, rounds: int, first_round: int = 0) -> dict:
+def measure(problem: Problem, gpu: jax.Device, rounds: int) -> dict:
     """Times both kernels and the product alone on one GPU, interleaved by round; returns a row of the record.
 
     Args:
       problem: what each device of the ring would have; its `axis_size` is the number of steps.
       gpu: the GPU.
       rounds: how often each is timed.
-      first_round: number of the first round, which decides in which order methods are timed.
 
     Raises:
-      RuntimeError: the profiler does not see the kernels.
+      RuntimeError: the profiler does not see the kernels, or loses some again and again.
     """
     p, mesh = problem, devices.ring_mesh([gpu])
     pairs = [_operands(p, gpu, seed) for seed in range(_CALLS)]
@@ -60,12 +61,9 @@ def measure(problem: Problem, gpu: jax.Device, rounds: int, first_round: int = 0
     mark, names = make_mark(mesh), list(programs)
     for program in programs.values():  # Compiles, and warms the GPU up.
         jax.block_until_ready(program.start_chain(program.operands))
-    for number in range(first_round, first_round + rounds):
+    for number in range(rounds):
         in_order = [names[place] for place in order_in_round(len(names), number)]
-        calls = recorded_chains([programs[name] for name in in_order], _STARTS, mark, 1)
-        for name, call in zip(in_order, calls, strict=True):
-            if isinstance(call, RuntimeError):
-                raise call
+        for name, call in zip(in_order, _recorded([programs[name] for name in in_order], mark), strict=True):
             times[name].append(call.kernel_us)
     for name in programs:
         found[name]["rounds_us"] = times[name]
@@ -89,10 +87,26 @@ def markdown(record: dict) -> str:
     lines = [markdown_row(header), markdown_row(["---:"] * len(header))]
     lines += [markdown_row(cells) for cells in _cells(record)]
     m = record["machine"]["device_kind"]
-    how = f"1 x {m}, JAX {record['versions']['jax']}, {record['dtype']}, K={record['k']} N={record['n_shard']}"
+    asked = record.get("asked", len(record["rows"]))
+    part = f"{len(record['rows'])} of {asked} problems, then it ended. " * (len(record["rows"]) < asked)
+    how = f"{part}1 x {m}, JAX {record['versions']['jax']}, {record['dtype']}, K={record['k']} N={record['n_shard']}"
     how += f", {record['distribution']}, {record['date']}. {record['protocol']}. Command: `{record['command']}`."
     details = ["<details><summary>How and where measured</summary>", "", f"- {how}", "", "</details>"]
     return "\n".join([*lines, "", *details])
+
+
+def _recorded(programs, mark) -> list[RecordedCall]:
+    """Records all programs in one session, and again if the profiler loses events."""
+    for attempt in range(RECORDINGS):
+        try:
+            calls = recorded_chains(programs, _STARTS, mark, 1)
+        except IncompleteRecording as error:
+            calls = [error]
+        errors = [call for call in calls if isinstance(call, RuntimeError)]
+        if not errors:
+            return calls
+        if attempt == RECORDINGS - 1 or not isinstance(errors[0], IncompleteRecording):
+            raise errors[0]
 
 
 def _looped(kernel, p, gpu):
@@ -119,7 +133,11 @@ def _check(start, pair, steps) -> dict:
     product, bound = _reference(*pair)
     same = bool((blocks == blocks[0]).all() & (slots == pair[0]).all())
     error_over_bound = float((jnp.abs(blocks[0].astype(jnp.float32) - product) / bound).max())
-    return {"right": same and error_over_bound <= 1, "error_over_bound": error_over_bound}
+    finite = math.isfinite(error_over_bound)
+    return {
+        "right": same and finite and error_over_bound <= 1,
+        "error_over_bound": error_over_bound if finite else None,
+    }
 
 
 @jax.jit
@@ -156,13 +174,18 @@ def main(arguments=None) -> int:
     if not getattr(gpu, "compute_capability", "").startswith("9."):
         console.print(f"python -m cmm.loopback needs a Hopper GPU, found {gpu.device_kind}.", style="red")
         return 2
-    options.out.mkdir(parents=True, exist_ok=True)  # Before a minute of measuring, not after it.
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)  # Before a minute of measuring, not after it.
+    except OSError as error:
+        console.print(str(error), style="red", highlight=False, markup=False)
+        return 2
     problems = [
         Problem(steps, m_shard, options.k, options.n_shard, options.dtype)
         for m_shard in options.m_shard
         for steps in options.steps
     ]
-    until, rows = time.monotonic() + options.limit_s, []
+    path, record = _path(options, gpu), _new_record(options, devices.ring_mesh([gpu]), len(problems))
+    until, rows = time.monotonic() + options.limit_s, record["rows"]
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("starting", total=len(problems))
         for problem in problems:
@@ -170,11 +193,8 @@ def main(arguments=None) -> int:
                 break
             progress.update(task, description=f"{problem.m_shard} rows, {problem.axis_size} steps")
             rows.append(measure(problem, gpu, options.rounds))
+            path.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")  # What is measured stays.
             progress.advance(task)
-    record = _record(options, devices.ring_mesh([gpu]), rows)
-    kind = short_kind(gpu.device_kind)
-    path = options.out / f"loopback_{kind}_k{options.k}_n{options.n_shard}_{options.dtype}.json"
-    path.write_text(json.dumps(record, indent=1) + "\n")
     table = Table(title=f"one {gpu.device_kind} that is its own neighbour, {options.dtype}")
     for title in ("rows", "steps", "GEMM only, µs", "one kernel, µs", "fast, µs", "fast / GEMM only"):
         table.add_column(title, justify="right")
@@ -192,7 +212,14 @@ def _parse(arguments):
     )
     add = parser.add_argument
     listed = lambda values: " ".join(map(str, values))
-    add("--steps", type=_steps, nargs="+", default=_STEPS, metavar="D", help=f"(default: {listed(_STEPS)})")
+    add(
+        "--steps",
+        type=at_least_2,
+        nargs="+",
+        default=_STEPS,
+        metavar="D",
+        help=f"as on D devices (default: {listed(_STEPS)})",
+    )
     add("--m-shard", type=positive, nargs="+", default=_ROWS, metavar="M", help=f"rows of A (default: {listed(_ROWS)})")
     add("--k", type=positive, default=4096, help="contraction size (default: 4096)")
     add("--n-shard", type=positive, default=4096, help="columns of B (default: 4096)")
@@ -205,14 +232,27 @@ def _parse(arguments):
     return options
 
 
-def _steps(text):
+def at_least_2(text: str) -> int:
+    """Reads a whole number of at least 2, for `argparse`, whose messages have the name of this function."""
     value = int(text)
     if value < 2:
         raise argparse.ArgumentTypeError(f"must be at least 2, got {value}: with one step there is nothing to send")
     return value
 
 
-def _record(options, mesh, rows) -> dict:
+def _path(options, gpu) -> pathlib.Path:
+    """Returns where the record goes: beside one with more problems or rounds, not over it."""
+    name = f"loopback_{short_kind(gpu.device_kind)}_k{options.k}_n{options.n_shard}_{options.dtype}.json"
+    path = options.out / name
+    if path.exists():
+        rows = json.loads(path.read_text())["rows"]
+        rounds = max((len(row["methods"][GEMM_ONLY]["rounds_us"]) for row in rows), default=0)
+        if (len(rows), rounds) > (len(options.m_shard) * len(options.steps), options.rounds):
+            return options.out / f"partial_{name}"
+    return path
+
+
+def _new_record(options, mesh, asked) -> dict:
     return {
         "k": options.k,
         "n_shard": options.n_shard,
@@ -227,7 +267,8 @@ def _record(options, mesh, rows) -> dict:
         ),
         "date": datetime.date.today().isoformat(),
         "command": options.command,
-        "rows": rows,
+        "asked": asked,
+        "rows": [],
     }
 
 

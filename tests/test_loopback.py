@@ -50,7 +50,58 @@ def test_needs_a_hopper_gpu(capsys, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("arguments", [["--steps", "1"], ["--m-shard", "0"], ["--dtype", "float32"]])
+def test_bad_kernel_and_dtype():
+    gpu = jax.devices("cpu")[0]
+    with pytest.raises(ValueError, match="kernel='naive' is unknown. Known kernels: 'pallas', 'pallas_fast'"):
+        plan_loop("naive", 2, 128, 256, 128, "float16", gpu, 132)
+    with pytest.raises(NotImplementedError, match="float16 and bfloat16, got float32"):
+        plan_loop("pallas", 2, 128, 256, 128, "float32", gpu, 132)
+
+
+class _Gpu:
+    """What the command asks of a GPU."""
+
+    compute_capability, device_kind, platform = "9.0", "NVIDIA H200", "gpu"
+
+
+def _command(monkeypatch, folder, measure, *more):
+    monkeypatch.setattr(jax, "devices", lambda: [_Gpu()])
+    monkeypatch.setattr(loopback.devices, "ring_mesh", lambda gpus: None)
+    monkeypatch.setattr(loopback.provenance, "machine", lambda mesh: {"device_kind": "NVIDIA H200"})
+    monkeypatch.setattr(loopback, "measure", measure)
+    return loopback.main(["--out", str(folder), "--rounds", "2", "--steps", "2", *more])
+
+
+def _row(problem, gpu, rounds):
+    methods = {name: {"rounds_us": [float(problem.m_shard)] * rounds} for name in ("gemm_only", *loopback.KERNELS)}
+    return {"steps": problem.axis_size, "m_shard": problem.m_shard, "methods": methods}
+
+
+def test_what_is_measured_stays(monkeypatch, tmp_path):
+    def fails_late(problem, gpu, rounds):
+        if problem.m_shard == 256:
+            raise RuntimeError("lost events")
+        return _row(problem, gpu, rounds)
+
+    with pytest.raises(RuntimeError, match="lost events"):
+        _command(monkeypatch, tmp_path, fails_late, "--m-shard", "64", "128", "256")
+    (record,) = loopback.load_all(tmp_path)
+    assert [row["m_shard"] for row in record["rows"]] == [64, 128]
+    assert "2 of 3 problems, then it ended" in loopback.markdown(record)
+    # Fewer problems do not take the place of more.
+    assert _command(monkeypatch, tmp_path, _row, "--m-shard", "512") == 0
+    assert len(loopback.load_all(tmp_path)[0]["rows"]) == 2
+    assert _command(monkeypatch, tmp_path, _row, "--m-shard", "64", "128", "256") == 0
+    assert "of 3 problems" not in loopback.markdown(loopback.load_all(tmp_path)[0])
+
+
+def test_out_is_a_file(monkeypatch, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert _command(monkeypatch, tmp_path / "file", _row) == 2
+    assert "File exists" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["--steps", "1"], ["--steps", "x"], ["--m-shard", "0"], ["--dtype", "float32"]])
 def test_bad_options(arguments):
     with pytest.raises(SystemExit):
         loopback.main(arguments)

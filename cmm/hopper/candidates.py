@@ -16,7 +16,8 @@ _DEPTHS = 2  # The deepest pipelines that fit; shallower ones only hide less.
 _GRIDS = ((M, 8), (N, 8), (M, 4), (N, 4), (M, 16), (N, 16), (M, 1), (N, 1))
 
 # How much a choice that is seldom best moves a candidate back, in places of the orders of tiles and of grids.
-_DEEP_TILE_PENALTY, _EPILOGUE_PENALTY, _SHALLOW_PENALTY = 3, 3, 4
+_DEPTH_PENALTY, _EPILOGUE_PENALTY, _SHALLOW_PENALTY = 3, 3, 4
+_SMALL_TILE = 64 * 64  # Of so few elements, or fewer, products gain from tiles twice as deep.
 
 
 def candidates(m: int, n: int, k: int, dtype, num_ctas: int, steps: int = 1) -> list[TuningConfig]:
@@ -34,8 +35,9 @@ def candidates(m: int, n: int, k: int, dtype, num_ctas: int, steps: int = 1) -> 
     cost = lambda fields: relative_cost(TuningConfig(**fields), m, n, num_ctas, k, steps)
     structures = sorted(_structures(m, n), key=cost)
     for place, structure in enumerate(structures):
+        usual_depth = 128 if structure["tile_m"] * structure["tile_n"] <= _SMALL_TILE and k % 128 == 0 else 64
         for tile_k, epilogue in itertools.product(_TILE_KS, _EPILOGUES):
-            penalty = place + _DEEP_TILE_PENALTY * (tile_k != 64) + _EPILOGUE_PENALTY * (epilogue != (64, 64))
+            penalty = place + _DEPTH_PENALTY * (tile_k != usual_depth) + _EPILOGUE_PENALTY * (epilogue != (64, 64))
             for depth, stages in enumerate(_deepest(structure | _fields(tile_k, epilogue), m, n, k, dtype)):
                 for grid_place, (minor, width) in enumerate(_GRIDS):
                     config = TuningConfig(

@@ -154,8 +154,8 @@ class TuningConfig:
 
 
 # From large tiles, which need the fewest loads per product, to small ones, which fit more shapes; each as deep as fits.
-# Small tiles twice as deep, where k allows it: half as many loads and waits. On two H200, with 64 to 256 rows and
-# k = 4096, kernels take 1 to 8 µs less so, of 28 to 36 (`python -m cmm.bench --suite m-sweep`).
+# Small tiles twice as deep, where k allows it: half as many loads and waits. With 64 to 256 rows and k = 4096, kernels
+# of two H200 took 1 to 8 µs less so, of 28 to 36.
 _DEFAULTS = (
     TuningConfig(),
     TuningConfig(tile_n=128, max_concurrent_steps=6),
@@ -170,7 +170,8 @@ H100_MULTIPROCESSORS = 132
 # one part for its bytes, one for each load, of which deep tiles need fewer.
 _BYTES_COST, _COST_PER_LOAD = 52, 1024
 # So many, times the depth of the product, it computes until what a neighbour begins to send can be used: 5 µs. All of
-# these were fitted to times of the fast kernel on one H200 that is its own neighbour, with 64 to 768 rows per step.
+# these were fitted to times of the fast kernel on one H200 that is its own neighbour (`cmm.hopper.loopback`), with 64
+# to 768 rows per step. The way over NVLink is not in them.
 _HOP_COST = 15 << 20
 
 
@@ -225,8 +226,8 @@ def count_rounds(tiles: int, num_ctas: int, steps: int = 1) -> int:
 def rounds_span_steps(tiles: int, num_ctas: int, steps: int) -> bool:
     """Whether rounds go on into the next step: wherever that saves a round.
 
-    On one H200 that is its own neighbour (`cmm.hopper.loopback`), kernels take 4 to 15 % less so with a step of 100 to
-    240 tiles, and up to 40 % less with fewer.
+    On one H200 that is its own neighbour (`cmm.hopper.loopback`), kernels took 4 to 15 % less time so with 100 to 240
+    tiles in a step, and up to 40 % less with fewer.
 
     Args:
       tiles: of one step.

@@ -187,6 +187,8 @@ def _send_tile(sends, rounds, peer_scratch, received, send_dev_id, number, holds
     """
     k_steps, lag = sends.plan.k_steps, sends.lag
     tile = _Tile.of(sends, rounds, number)
+    announces_within_tile = _announces_within_tile(rounds)
+    before = None if lag == 0 or announces_within_tile else _Tile.of(sends, rounds, jnp.maximum(number - 1, 0))
 
     def announce(tile, k_step, condition=True):
         """Announces a chunk if this tile of A was sent from here and is the last part of it that goes out from here."""
@@ -202,11 +204,9 @@ def _send_tile(sends, rounds, peer_scratch, received, send_dev_id, number, holds
         """Announces what was sent `lag` products ago, perhaps in the tile before."""
         if lag == 0:
             return announce(tile, k_step)
-        if _announces_within_tile(rounds):
-            return announce(tile, k_step - lag, k_step >= lag)
         announce(tile, k_step - lag, k_step >= lag)
-        before = _Tile.of(sends, rounds, jnp.maximum(number - 1, 0))
-        announce(before, k_step - lag + k_steps, (k_step < lag) & (number > 0))
+        if before is not None:
+            announce(before, k_step - lag + k_steps, (k_step < lag) & (number > 0))
 
     stages = sends.plan.config.max_concurrent_steps
 
@@ -217,7 +217,7 @@ def _send_tile(sends, rounds, peer_scratch, received, send_dev_id, number, holds
         announce_late(k_step)
         return roles.next_stage(stage, stages), is_mine
 
-    if lag and _announces_within_tile(rounds):
+    if lag and announces_within_tile:
         pl.loop(k_steps - lag, k_steps)(lambda k_step: announce(tile, k_step))
     return after_last[1]
 

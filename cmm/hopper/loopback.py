@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from cmm import devices
@@ -18,6 +19,7 @@ from cmm.hopper.calls import chosen_config, shared_steps
 from cmm.hopper.config import TuningConfig
 from cmm.hopper.plan import Plan, enough_ctas
 
+_DTYPES = (jnp.dtype("float16"), jnp.dtype("bfloat16"))
 _LAUNCH = {"pallas": ring_kernel._launch, "pallas_fast": fast_kernel._launch}
 
 
@@ -36,10 +38,15 @@ def plan_loop(
       config: by default what the kernel takes by itself on such a ring.
 
     Raises:
-      ValueError: the configuration does not fit, or none does; or there are fewer than 2 steps.
+      ValueError: the configuration does not fit, or none does; the kernel is unknown, or there are fewer than 2 steps.
+      NotImplementedError: a dtype that the kernels do not multiply.
     """
+    if kernel not in _LAUNCH:
+        raise ValueError(f"kernel={kernel!r} is unknown. Known kernels: {', '.join(map(repr, _LAUNCH))}.")
     if steps < 2:
         raise ValueError(f"A loop needs 2 steps or more, got {steps}: with one there is nothing to send.")
+    if jnp.dtype(dtype) not in _DTYPES:
+        raise NotImplementedError(f"The kernels multiply float16 and bfloat16, got {jnp.dtype(dtype).name}.")
     config = config or chosen_config(kernel, steps, m, n, k, dtype, gpu.device_kind, core_count)
     config.check(m, n, k, dtype)
     plan = Plan(m, n, k, config, enough_ctas(m, n, config, core_count, shared_steps(kernel, steps)))

@@ -26,8 +26,9 @@ class SendPlan:
       plan: the tiles.
       columns: how many columns of tiles share the sends of a row.
       chunks: into how many chunks of k a row is cut.
-      lag: so many products after a send its CTA waits for its completion and signals. By then there is hardly
-        anything left to wait for. With steps that share rounds no later than the tile of the result ends.
+      lag: so many products after a send its CTA waits for its completion and signals. With the usual one there is
+        hardly anything left to wait for by then; where others wait for the signal it is short. With steps that share
+        rounds no later than the tile of the result ends.
     """
 
     plan: Plan
