@@ -2,7 +2,6 @@
 
 import argparse
 import datetime
-import functools
 import json
 import math
 import pathlib
@@ -13,14 +12,14 @@ import jax
 import jax.numpy as jnp
 
 from cmm import devices, provenance, reference
+from cmm.bench.records import PARTIAL
 from cmm.cli import positive, repeating
-from cmm.completeness import IncompleteRecording
-from cmm.measure import RECORDINGS, Program, RecordedCall, recorded_chains, spread
+from cmm.measure import Program, spread
 from cmm.protocol import order_in_round
-from cmm.recording import make_mark
 from cmm.report import markdown_row, spread_text
 from cmm.results import Spread, short_kind
 from cmm.roofline import Problem
+from cmm.rounds import record_all
 from cmm.winners import config_fields
 
 _DESCRIPTION = """\
@@ -32,6 +31,7 @@ _ROWS, _STEPS = (64, 128, 256, 512, 1024), (2, 4, 8)
 _CALLS, _STARTS = 8, 2
 KERNELS = ("pallas", "pallas_fast")
 GEMM_ONLY = "gemm_only"
+_HEADER = ("M per device", "steps", "GEMM only, µs", "one kernel, µs", "one kernel, fast, µs", "fast / GEMM only")
 
 
 def measure(problem: Problem, gpu: jax.Device, rounds: int) -> dict:
@@ -58,12 +58,15 @@ def measure(problem: Problem, gpu: jax.Device, rounds: int) -> dict:
     programs[GEMM_ONLY] = Program(jax.jit(lambda lhs, rhs: jnp.dot(lhs, rhs, preferred_element_type=lhs.dtype)), tiled)
     found[GEMM_ONLY] = {}
     times: dict[str, list[float]] = {name: [] for name in programs}
-    mark, names = make_mark(mesh), list(programs)
+    names = list(programs)
     for program in programs.values():  # Compiles, and warms the GPU up.
         jax.block_until_ready(program.start_chain(program.operands))
     for number in range(rounds):
         in_order = [names[place] for place in order_in_round(len(names), number)]
-        for name, call in zip(in_order, _recorded([programs[name] for name in in_order], mark), strict=True):
+        calls, _ = record_all([programs[name] for name in in_order], _STARTS, mesh)
+        for name, call in zip(in_order, calls, strict=True):
+            if isinstance(call, RuntimeError):
+                raise call
             times[name].append(call.kernel_us)
     for name in programs:
         found[name]["rounds_us"] = times[name]
@@ -83,8 +86,7 @@ def load_all(folder) -> list[dict]:
 
 def markdown(record: dict) -> str:
     """Returns a Markdown table of a record, and how it was measured."""
-    header = ("M per device", "steps", "GEMM only, µs", "one kernel, µs", "one kernel, fast, µs", "fast / GEMM only")
-    lines = [markdown_row(header), markdown_row(["---:"] * len(header))]
+    lines = [markdown_row(_HEADER), markdown_row(["---:"] * len(_HEADER))]
     lines += [markdown_row(cells) for cells in _cells(record)]
     m = record["machine"]["device_kind"]
     asked = record.get("asked", len(record["rows"]))
@@ -93,20 +95,6 @@ def markdown(record: dict) -> str:
     how += f", {record['distribution']}, {record['date']}. {record['protocol']}. Command: `{record['command']}`."
     details = ["<details><summary>How and where measured</summary>", "", f"- {how}", "", "</details>"]
     return "\n".join([*lines, "", *details])
-
-
-def _recorded(programs, mark) -> list[RecordedCall]:
-    """Records all programs in one session, and again if the profiler loses events."""
-    for attempt in range(RECORDINGS):
-        try:
-            calls = recorded_chains(programs, _STARTS, mark, 1)
-        except IncompleteRecording as error:
-            calls = [error]
-        errors = [call for call in calls if isinstance(call, RuntimeError)]
-        if not errors:
-            return calls
-        if attempt == RECORDINGS - 1 or not isinstance(errors[0], IncompleteRecording):
-            raise errors[0]
 
 
 def _looped(kernel, p, gpu):
@@ -130,7 +118,7 @@ def _check(start, pair, steps) -> dict:
     """Compares the product of each step with a float32 reference, and what was received with what was sent."""
     out, slots = start(*pair)
     blocks = out.reshape(steps, -1, out.shape[-1])
-    product, bound = _reference(*pair)
+    product, bound = jax.jit(reference.product_and_bound, static_argnums=2)(*pair, out.dtype)
     same = bool((blocks == blocks[0]).all() & (slots == pair[0]).all())
     error_over_bound = float((jnp.abs(blocks[0].astype(jnp.float32) - product) / bound).max())
     finite = math.isfinite(error_over_bound)
@@ -138,15 +126,6 @@ def _check(start, pair, steps) -> dict:
         "right": same and finite and error_over_bound <= 1,
         "error_over_bound": error_over_bound if finite else None,
     }
-
-
-@jax.jit
-def _reference(lhs, rhs):
-    """Returns the product in float32, and the bound of each element's error."""
-    lhs32, rhs32 = lhs.astype(jnp.float32), rhs.astype(jnp.float32)
-    dot = functools.partial(jax.lax.dot, precision=jax.lax.Precision.HIGHEST)
-    product = dot(lhs32, rhs32)
-    return product, reference.error_bound(product, dot(jnp.abs(lhs32), jnp.abs(rhs32)), lhs.shape[1], lhs.dtype)
 
 
 def _cells(record) -> list[tuple[str, ...]]:
@@ -196,7 +175,7 @@ def main(arguments=None) -> int:
             path.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")  # What is measured stays.
             progress.advance(task)
     table = Table(title=f"one {gpu.device_kind} that is its own neighbour, {options.dtype}")
-    for title in ("rows", "steps", "GEMM only, µs", "one kernel, µs", "fast, µs", "fast / GEMM only"):
+    for title in _HEADER:
         table.add_column(title, justify="right")
     for cells in _cells(record):
         table.add_row(*cells)
@@ -248,7 +227,7 @@ def _path(options, gpu) -> pathlib.Path:
         rows = json.loads(path.read_text())["rows"]
         rounds = max((len(row["methods"][GEMM_ONLY]["rounds_us"]) for row in rows), default=0)
         if (len(rows), rounds) > (len(options.m_shard) * len(options.steps), options.rounds):
-            return options.out / f"partial_{name}"
+            return options.out / f"{PARTIAL}{name}"
     return path
 
 

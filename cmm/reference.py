@@ -148,8 +148,12 @@ def reference_and_bound(lhs, rhs, axis_name, dtype):
       Two arrays `f32[axis_size * m_shard, n_shard]`.
     """
     # Gathers what was never multiplied, so a method that shares this all-gather is still judged by its product.
-    lhs32 = lax.all_gather(lhs, axis_name, axis=0, tiled=True).astype(jnp.float32)
-    rhs32 = rhs.astype(jnp.float32)
+    return product_and_bound(lax.all_gather(lhs, axis_name, axis=0, tiled=True), rhs, dtype)
+
+
+def product_and_bound(lhs, rhs, dtype):
+    """Returns what `reference_and_bound` does, of one device: of `lhs [m, k]` and `rhs [k, n]`, both `f32[m, n]`."""
+    lhs32, rhs32 = lhs.astype(jnp.float32), rhs.astype(jnp.float32)
     dot = functools.partial(lax.dot, precision=lax.Precision.HIGHEST)
     reference = dot(lhs32, rhs32)
     return reference, error_bound(reference, dot(jnp.abs(lhs32), jnp.abs(rhs32)), lhs.shape[1], dtype)

@@ -54,7 +54,7 @@ class Times:
 
 def check_recording(programs: Mapping[str, Program], mesh: Mesh) -> dict[str, RuntimeError]:
     """Returns why a program cannot be recorded, by names: an `IncompleteRecording` if the profiler sees parts of it."""
-    found = dict(zip(programs, _record_all(list(programs.values()), 1, mesh)[0], strict=True))
+    found = dict(zip(programs, record_all(list(programs.values()), 1, mesh)[0], strict=True))
     return {name: error for name, error in found.items() if isinstance(error, RuntimeError)}
 
 
@@ -77,7 +77,7 @@ def time_on_gpus(timed: Sequence[tuple[Program, Times]], round_index: int, proto
         times.wall_us.append(wall_time_us(program.start, program.operands, *chains, program.wait))
         times.wall_in_program_us.append(wall_time_in_program_us(program, protocol.short_starts, protocol.long_starts))
     recorded = [(program, times) for program, times in in_order if not times.incomplete]
-    calls, alone = _record_all([program for program, _ in recorded], protocol.recorded_starts, mesh)
+    calls, alone = record_all([program for program, _ in recorded], protocol.recorded_starts, mesh)
     for (_, times), call in zip(recorded, calls, strict=True):
         if isinstance(call, IncompleteRecording):
             times.give_up_recording(str(call))
@@ -97,8 +97,13 @@ def time_on_host(timed: Sequence[tuple[Program, Times]], round_index: int) -> No
         times.wall_us.append(blocked_time_us(program.start, program.operands))
 
 
-def _record_all(programs, starts, mesh) -> tuple[list[RecordedCall | RuntimeError], str]:
-    """Records the programs, and again those of which events are lost; says why, if some had a session of their own."""
+def record_all(programs, starts, mesh) -> tuple[list[RecordedCall | RuntimeError], str]:
+    """Records the programs, and again those of which events are lost; says why, if some had a session of their own.
+
+    Args:
+      programs, starts: as for `cmm.measure.recorded_chains`.
+      mesh: the GPUs.
+    """
     found: dict[int, RecordedCall | RuntimeError] = {}
     alone = ""
     for _ in range(RECORDINGS):

@@ -54,7 +54,7 @@ def test_bad_kernel_and_dtype():
     gpu = jax.devices("cpu")[0]
     with pytest.raises(ValueError, match="kernel='naive' is unknown. Known kernels: 'pallas', 'pallas_fast'"):
         plan_loop("naive", 2, 128, 256, 128, "float16", gpu, 132)
-    with pytest.raises(NotImplementedError, match="float16 and bfloat16, got float32"):
+    with pytest.raises(NotImplementedError, match="The kernel takes operands in float16 or bfloat16, got float32"):
         plan_loop("pallas", 2, 128, 256, 128, "float32", gpu, 132)
 
 

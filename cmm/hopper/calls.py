@@ -48,14 +48,36 @@ def plan_ring(
     check_all_axes_manual(axis_name)
     (m_shard, k), n_shard = lhs.shape, rhs.shape[1]
     gpu = check_machine()
-    sizes = (m_shard, n_shard, k, lhs.dtype)
-    config = config or chosen_config(kernel, axis_size, *sizes, gpu.kind, gpu.core_count)
-    config.check(m_shard, n_shard, k, lhs.dtype)
-    num_ctas = enough_ctas(m_shard, n_shard, config, gpu.core_count, shared_steps(kernel, axis_size))
-    plan = Plan(m_shard, n_shard, k, config, num_ctas)
+    plan = plan_step(kernel, axis_size, m_shard, n_shard, k, lhs.dtype, gpu.kind, gpu.core_count, config)
     if axis_size > 1:
         check_peers()
     return plan, dtype
+
+
+def plan_step(
+    kernel: str,
+    axis_size: int,
+    m_shard: int,
+    n_shard: int,
+    k: int,
+    dtype,
+    device_kind: str,
+    core_count: int,
+    config: TuningConfig | None = None,
+) -> Plan:
+    """Returns how a step of a kernel is cut into tiles.
+
+    Args:
+      kernel, axis_size, m_shard, n_shard, k, dtype, device_kind, core_count: as for `chosen_config`.
+      config: as for `plan_ring`.
+
+    Raises:
+      ValueError: it does not fit, or none does.
+    """
+    config = config or chosen_config(kernel, axis_size, m_shard, n_shard, k, dtype, device_kind, core_count)
+    config.check(m_shard, n_shard, k, dtype)
+    num_ctas = enough_ctas(m_shard, n_shard, config, core_count, _shared_steps(kernel, axis_size))
+    return Plan(m_shard, n_shard, k, config, num_ctas)
 
 
 def chosen_config(
@@ -71,10 +93,10 @@ def chosen_config(
       ValueError: none fits.
     """
     found = tuned_config(kernel, axis_size, m_shard, n_shard, k, dtype, device_kind)
-    return found or default_config(m_shard, n_shard, k, dtype, core_count, shared_steps(kernel, axis_size))
+    return found or default_config(m_shard, n_shard, k, dtype, core_count, _shared_steps(kernel, axis_size))
 
 
-def shared_steps(kernel: str, axis_size: int) -> int:
+def _shared_steps(kernel: str, axis_size: int) -> int:
     """Returns how many steps a round of CTAs may span: only the fast kernel begins a step before the last one ends."""
     return axis_size if kernel == "pallas_fast" else 1
 

@@ -10,16 +10,15 @@ import functools
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from cmm import devices
 from cmm.hopper import fast_kernel, ring_kernel
-from cmm.hopper.calls import chosen_config, shared_steps
+from cmm.hopper.calls import plan_step
 from cmm.hopper.config import TuningConfig
-from cmm.hopper.plan import Plan, enough_ctas
+from cmm.hopper.plan import Plan
+from cmm.hopper.requirements import check_kernel_operands
 
-_DTYPES = (jnp.dtype("float16"), jnp.dtype("bfloat16"))
 _LAUNCH = {"pallas": ring_kernel._launch, "pallas_fast": fast_kernel._launch}
 
 
@@ -45,11 +44,9 @@ def plan_loop(
         raise ValueError(f"kernel={kernel!r} is unknown. Known kernels: {', '.join(map(repr, _LAUNCH))}.")
     if steps < 2:
         raise ValueError(f"A loop needs 2 steps or more, got {steps}: with one there is nothing to send.")
-    if jnp.dtype(dtype) not in _DTYPES:
-        raise NotImplementedError(f"The kernels multiply float16 and bfloat16, got {jnp.dtype(dtype).name}.")
-    config = config or chosen_config(kernel, steps, m, n, k, dtype, gpu.device_kind, core_count)
-    config.check(m, n, k, dtype)
-    plan = Plan(m, n, k, config, enough_ctas(m, n, config, core_count, shared_steps(kernel, steps)))
+    operands = jax.ShapeDtypeStruct((m, k), dtype), jax.ShapeDtypeStruct((k, n), dtype)
+    check_kernel_operands(*operands, dtype, "No other kernel runs in a loop")
+    plan = plan_step(kernel, steps, m, n, k, dtype, gpu.device_kind, core_count, config)
     return fast_kernel.with_sends(plan, steps) if kernel == "pallas_fast" else plan
 
 
