@@ -1,6 +1,7 @@
 """`python -m cmm.loopback`: how fast are the ring kernels on a single GPU that is its own neighbour?"""
 
 import argparse
+import dataclasses
 import datetime
 import json
 import math
@@ -20,6 +21,7 @@ from cmm.report import markdown_row, spread_text
 from cmm.results import Spread, short_kind
 from cmm.roofline import Problem
 from cmm.rounds import record_all
+from cmm.suites import SUITES, suite
 from cmm.winners import config_fields
 
 _DESCRIPTION = """\
@@ -31,7 +33,7 @@ _ROWS, _STEPS = (64, 128, 256, 512, 1024), (2, 4, 8)
 _CALLS, _STARTS = 8, 2
 KERNELS = ("pallas", "pallas_fast")
 GEMM_ONLY = "gemm_only"
-_HEADER = ("M per device", "steps", "GEMM only, µs", "one kernel, µs", "one kernel, fast, µs", "fast / GEMM only")
+_HEADER = ("M × K × N per GPU", "steps", "GEMM only, µs", "one kernel, µs", "one kernel, fast, µs", "fast / GEMM only")
 
 
 def measure(problem: Problem, gpu: jax.Device, rounds: int) -> dict:
@@ -70,7 +72,7 @@ def measure(problem: Problem, gpu: jax.Device, rounds: int) -> dict:
             times[name].append(call.kernel_us)
     for name in programs:
         found[name]["rounds_us"] = times[name]
-    return {"steps": p.axis_size, "m_shard": p.m_shard, "methods": found}
+    return {"problem": dataclasses.asdict(p), "methods": found}
 
 
 def ratio(row: dict, name: str) -> Spread | None:
@@ -89,10 +91,11 @@ def markdown(record: dict) -> str:
     lines = [markdown_row(_HEADER), markdown_row(["---:"] * len(_HEADER))]
     lines += [markdown_row(cells) for cells in _cells(record)]
     m = record["machine"]["device_kind"]
-    asked = record.get("asked", len(record["rows"]))
+    asked = record["asked"]
     part = f"{len(record['rows'])} of {asked} problems, then it ended. " * (len(record["rows"]) < asked)
-    how = f"{part}1 x {m}, JAX {record['versions']['jax']}, {record['dtype']}, K={record['k']} N={record['n_shard']}"
-    how += f", {record['distribution']}, {record['date']}. {record['protocol']}. Command: `{record['command']}`."
+    dtypes = ", ".join(dict.fromkeys(row["problem"]["dtype"] for row in record["rows"]))
+    how = f"{part}1 x {m}, JAX {record['versions']['jax']}, {dtypes}, {record['distribution']}, {record['date']}"
+    how += f". {record['protocol']}. Command: `{record['command']}`."
     details = ["<details><summary>How and where measured</summary>", "", f"- {how}", "", "</details>"]
     return "\n".join([*lines, "", *details])
 
@@ -128,6 +131,10 @@ def _check(start, pair, steps) -> dict:
     }
 
 
+def _shape(p) -> str:
+    return f"{p.m_shard} × {p.k} × {p.n_shard}"
+
+
 def _cells(record) -> list[tuple[str, ...]]:
     rows = []
     for row in record["rows"]:
@@ -135,7 +142,8 @@ def _cells(record) -> list[tuple[str, ...]]:
         wrong = [" WRONG" * (row["methods"][name].get("right") is False) for name in (GEMM_ONLY, *KERNELS)]
         cells = [f"{spread(own).median:.1f}{w}" if own else "none fits" for own, w in zip(times, wrong)]
         found = ratio(row, "pallas_fast")
-        rows.append((str(row["m_shard"]), str(row["steps"]), *cells, spread_text(found, 2) if found else ""))
+        p = Problem(**row["problem"])
+        rows.append((_shape(p), str(p.axis_size), *cells, spread_text(found, 2) if found else ""))
     return rows
 
 
@@ -158,23 +166,23 @@ def main(arguments=None) -> int:
     except OSError as error:
         console.print(str(error), style="red", highlight=False, markup=False)
         return 2
-    problems = [
-        Problem(steps, m_shard, options.k, options.n_shard, options.dtype)
-        for m_shard in options.m_shard
-        for steps in options.steps
-    ]
-    path, record = _path(options, gpu), _new_record(options, devices.ring_mesh([gpu]), len(problems))
+    try:
+        problems = _problems(options)
+    except ValueError as error:
+        console.print(str(error), style="red", highlight=False, markup=False)
+        return 2
+    path, record = _path(options, gpu, problems), _new_record(options, devices.ring_mesh([gpu]), len(problems))
     until, rows = time.monotonic() + options.limit_s, record["rows"]
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("starting", total=len(problems))
         for problem in problems:
             if time.monotonic() > until:
                 break
-            progress.update(task, description=f"{problem.m_shard} rows, {problem.axis_size} steps")
+            progress.update(task, description=f"{_shape(problem)}, {problem.axis_size} steps")
             rows.append(measure(problem, gpu, options.rounds))
             path.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")  # What is measured stays.
             progress.advance(task)
-    table = Table(title=f"one {gpu.device_kind} that is its own neighbour, {options.dtype}")
+    table = Table(title=f"one {gpu.device_kind} that is its own neighbour")
     for title in _HEADER:
         table.add_column(title, justify="right")
     for cells in _cells(record):
@@ -202,7 +210,8 @@ def _parse(arguments):
     add("--m-shard", type=positive, nargs="+", default=_ROWS, metavar="M", help=f"rows of A (default: {listed(_ROWS)})")
     add("--k", type=positive, default=4096, help="contraction size (default: 4096)")
     add("--n-shard", type=positive, default=4096, help="columns of B (default: 4096)")
-    add("--dtype", choices=("float16", "bfloat16"), default="float16", help="default: float16")
+    add("--suite", choices=SUITES, nargs="+", help="the shapes of a suite as on D devices, in place of one weight")
+    add("--dtype", choices=("float16", "bfloat16"), help="default: float16, or those of the suite")
     add("--rounds", type=positive, default=8, metavar="N", help="default: 8")
     add("--limit-s", type=positive, default=300, metavar="S", help="no problem begins later (default: 300)")
     add("--out", type=pathlib.Path, default=pathlib.Path("out"), help="output folder (default: out)")
@@ -219,23 +228,38 @@ def at_least_2(text: str) -> int:
     return value
 
 
-def _path(options, gpu) -> pathlib.Path:
+def _problems(options) -> list[Problem]:
+    """Returns what is measured, in the order of the table.
+
+    Raises:
+      ValueError: a suite does not divide by a number of steps.
+    """
+    if options.suite:
+        named = [(name, steps) for name in options.suite for steps in options.steps]
+        return [problem for name, steps in named for problem in suite(name, steps, options.dtype)]
+    return [
+        Problem(steps, m_shard, options.k, options.n_shard, options.dtype or "float16")
+        for m_shard in options.m_shard
+        for steps in options.steps
+    ]
+
+
+def _path(options, gpu, problems) -> pathlib.Path:
     """Returns where the record goes: beside one with more problems or rounds, not over it."""
-    name = f"loopback_{short_kind(gpu.device_kind)}_k{options.k}_n{options.n_shard}_{options.dtype}.json"
+    what = "-".join(options.suite) if options.suite else f"k{options.k}_n{options.n_shard}"
+    dtypes = "-".join(dict.fromkeys(problem.dtype for problem in problems))
+    name = f"loopback_{short_kind(gpu.device_kind)}_{what}_{dtypes}.json"
     path = options.out / name
     if path.exists():
         rows = json.loads(path.read_text())["rows"]
         rounds = max((len(row["methods"][GEMM_ONLY]["rounds_us"]) for row in rows), default=0)
-        if (len(rows), rounds) > (len(options.m_shard) * len(options.steps), options.rounds):
+        if (len(rows), rounds) > (len(problems), options.rounds):
             return options.out / f"{PARTIAL}{name}"
     return path
 
 
 def _new_record(options, mesh, asked) -> dict:
     return {
-        "k": options.k,
-        "n_shard": options.n_shard,
-        "dtype": options.dtype,
         "machine": provenance.machine(mesh),
         "versions": provenance.versions(),
         "distribution": "normal(0, 1)",

@@ -1,5 +1,6 @@
 """A ring kernel on one simulated device that is its own neighbour, and the command that measures it."""
 
+import dataclasses
 import json
 
 import jax
@@ -11,6 +12,7 @@ from cmm import loopback
 from cmm.hopper import TuningConfig
 from cmm.hopper.loopback import looped_back, plan_loop
 from cmm.hopper.rounds import Rounds
+from cmm.roofline import Problem
 
 SMALL = TuningConfig(tile_m=64, tile_n=64, tile_k=64, max_concurrent_steps=2)
 
@@ -74,7 +76,7 @@ def _command(monkeypatch, folder, measure, *more):
 
 def _row(problem, gpu, rounds):
     methods = {name: {"rounds_us": [float(problem.m_shard)] * rounds} for name in ("gemm_only", *loopback.KERNELS)}
-    return {"steps": problem.axis_size, "m_shard": problem.m_shard, "methods": methods}
+    return {"problem": dataclasses.asdict(problem), "methods": methods}
 
 
 def test_what_is_measured_stays(monkeypatch, tmp_path):
@@ -86,13 +88,28 @@ def test_what_is_measured_stays(monkeypatch, tmp_path):
     with pytest.raises(RuntimeError, match="lost events"):
         _command(monkeypatch, tmp_path, fails_late, "--m-shard", "64", "128", "256")
     (record,) = loopback.load_all(tmp_path)
-    assert [row["m_shard"] for row in record["rows"]] == [64, 128]
+    assert [row["problem"]["m_shard"] for row in record["rows"]] == [64, 128]
     assert "2 of 3 problems, then it ended" in loopback.markdown(record)
     # Fewer problems do not take the place of more.
     assert _command(monkeypatch, tmp_path, _row, "--m-shard", "512") == 0
     assert len(loopback.load_all(tmp_path)[0]["rows"]) == 2
     assert _command(monkeypatch, tmp_path, _row, "--m-shard", "64", "128", "256") == 0
     assert "of 3 problems" not in loopback.markdown(loopback.load_all(tmp_path)[0])
+
+
+def test_suites_in_one_record(monkeypatch, tmp_path):
+    more = ("--suite", "llama3-8b", "W1", "--steps", "2", "4")
+    assert _command(monkeypatch, tmp_path, _row, *more) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["loopback_h200_llama3-8b-W1_bfloat16-float16.json"]
+    (record,) = loopback.load_all(tmp_path)
+    shapes = [tuple(row["problem"].values())[:4] for row in record["rows"]]
+    llama = [(2, 2048, 4096, 7168), (2, 4096, 4096, 7168), (4, 1024, 4096, 3584), (4, 2048, 4096, 3584)]
+    assert shapes == [*llama, *[(2, 1024, 4096, 4096)] * 2, *[(4, 1024, 4096, 4096)] * 2]
+
+
+def test_suite_that_does_not_divide(monkeypatch, tmp_path, capsys):
+    assert _command(monkeypatch, tmp_path, _row, "--suite", "llama3-8b", "--steps", "3") == 2
+    assert "do not divide by 3 devices" in " ".join(capsys.readouterr().out.split())
 
 
 def test_out_is_a_file(monkeypatch, tmp_path, capsys):
@@ -113,9 +130,9 @@ def test_table_of_a_record():
         "pallas_fast": {"rounds_us": [30.0, 33.0], "right": False, "error_over_bound": 2.0},
         "gemm_only": {"rounds_us": [20.0, 30.0]},
     }
-    rows = [{"steps": 4, "m_shard": 64, "methods": methods}]
-    record = {"k": 1, "n_shard": 2, "dtype": "float16", "distribution": "normal", "date": "a day", "protocol": "P"}
-    record |= {"machine": {"device_kind": "GPU"}, "versions": {"jax": "0"}, "command": "c", "rows": rows}
+    rows = [{"problem": dataclasses.asdict(Problem(4, 64, 1, 2)), "methods": methods}]
+    record = {"distribution": "normal", "date": "a day", "protocol": "P", "command": "c", "asked": 1, "rows": rows}
+    record |= {"machine": {"device_kind": "GPU"}, "versions": {"jax": "0"}}
     text = loopback.markdown(json.loads(json.dumps(record)))
-    assert "| 64 | 4 | 25.0 | none fits | 31.5 WRONG | 1.30 (1.14–1.46) |" in text
-    assert "1 x GPU, JAX 0, float16, K=1 N=2, normal, a day. P. Command: `c`." in text
+    assert "| 64 × 1 × 2 | 4 | 25.0 | none fits | 31.5 WRONG | 1.30 (1.14–1.46) |" in text
+    assert "1 x GPU, JAX 0, float16, normal, a day. P. Command: `c`." in text
