@@ -25,8 +25,8 @@ import cmm
 from cmm import devices, interpret, reference
 from cmm.hopper import default_config, fast_kernel, roles
 from cmm.hopper.axes import forget_axes
-from cmm.hopper.plan import Plan, enough_ctas
-from cmm.hopper.rounds import Rounds, StepPlan
+from cmm.hopper.plan import plan_tiles
+from cmm.hopper.rounds import HalfPlan, Rounds, StepPlan
 
 ANY = -1
 SENDER = roles.LOADER + 1  # The fast kernel's; in the readable one a multiplier sends.
@@ -88,9 +88,12 @@ def draw_late(rng, num_devices, axis_size, plan, has_sender=False) -> Late:
 
 def _tiles_by_step(cta, axis_size, plan, spans):
     """Returns how many tiles of each step a CTA computes."""
-    tiles = plan.m_tiles * plan.n_tiles
-    first = np.arange(axis_size)[:, None] * tiles * spans
-    return ((first + np.arange(tiles)) % plan.num_ctas == cta).sum(axis=1)
+    halved = Rounds(plan, axis_size).deal.halved if spans else 0
+    linear = np.arange(axis_size)[:, None] * plan.tiles * spans + np.arange(plan.tiles)
+    whole = linear < axis_size * plan.tiles - halved if spans else True
+    tiles = (whole & (linear % plan.num_ctas == cta)).sum(axis=1)
+    tiles[-1] += cta < 2 * halved
+    return tiles
 
 
 def late_shard(function, axes):
@@ -170,7 +173,7 @@ def _sleeping_roles(late_gmem, in_warps):
 
     def is_at(plan, first_use):
         """Whether this is the step; `first_use` would not tell where steps share rounds."""
-        if isinstance(plan, StepPlan):
+        if isinstance(plan, (StepPlan, HalfPlan)):
             return plan.step == step
         return first_use == step * (plan.my_tiles() * plan.k_steps)
 
@@ -251,7 +254,7 @@ class Calls:
         m, n, k = problem.m_shard, problem.n_shard, problem.k
         steps = problem.axis_size if has_sender else 1
         config = config or default_config(m, n, k, problem.dtype, num_ctas, steps)
-        self.plan = Plan(m, n, k, config, enough_ctas(m, n, config, num_ctas, steps))
+        self.plan = plan_tiles(m, n, k, config, num_ctas, steps, halves=has_sender or problem.axis_size == 1)
         rows, columns = P(self.axes, None), P(None, self.axes)
         self._run = run or (lambda program, *operands: program(*operands))
         self._late = self._program(late_shard(function, self.axes), (rows, columns, P()), columns)

@@ -31,7 +31,7 @@ from cmm.hopper import (
     ring_kernel,
     roles,
 )
-from cmm.hopper.plan import Plan, enough_ctas
+from cmm.hopper.plan import plan_tiles
 from cmm.hopper.rounds import Rounds
 from cmm.hopper.tuned import tuned_config
 from cmm.roofline import Problem
@@ -171,6 +171,16 @@ def test_local_matmul(config, dtype):
     _calls(function, mesh, Problem(1, *SHAPE, dtype), "local", config=config).check(40)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_local_matmul_whose_last_tiles_are_halved(dtype):
+    gpu = devices.find_devices()[0]
+    if not getattr(gpu, "compute_capability", "").startswith("9."):
+        pytest.skip(f"needs a Hopper GPU, found {gpu.device_kind}")
+    calls = _calls(matmul, devices.ring_mesh([gpu]), Problem(1, 768, 1024, 4096, dtype), "local")
+    assert Rounds(calls.plan, 1).deal.halved, "choose a shape whose last round is half empty"
+    calls.check(40)
+
+
 @pytest.mark.parametrize("method, config, dtype", OF_EACH_KERNEL)
 def test_configurations(hoppers, method, config, dtype):
     _ring_calls(hoppers, method, dtype, config).check(40)
@@ -248,7 +258,7 @@ def test_rounds_that_span_long_steps(hoppers):
     mesh, (m, k, n) = devices.ring_mesh(hoppers), (1024, 1024, 9216)  # 288 tiles in a step, on 132 multiprocessors.
     core_count = hoppers[0].core_count
     config = default_config(m, n, k, "float16", core_count, mesh.size)
-    plan = Plan(m, n, k, config, enough_ctas(m, n, config, core_count, mesh.size))
+    plan = plan_tiles(m, n, k, config, core_count, mesh.size)
     assert Rounds(plan, mesh.size).span_steps, "choose a shape whose last round is half empty"
     _calls(_door("pallas_fast"), mesh, Problem(mesh.size, m, k, n, "float16"), "pallas_fast").check(100)
 

@@ -18,8 +18,8 @@ from cmm.hopper.loopback import looped_back, plan_loop
 
 pytestmark = pytest.mark.gpu
 
-# One tile of a step for each CTA, two, and rounds that span steps: each makes other loops of the kernel.
-SHAPES = [(1024, 4096, 4096), (2048, 4096, 4096), (2048, 4096, 7168), (128, 4096, 4096)]
+# One tile of a step for each CTA, two, rounds that span steps, and halves of tiles: each makes other loops of a kernel.
+SHAPES = [(1024, 4096, 4096), (2048, 4096, 4096), (2048, 4096, 7168), (128, 4096, 4096), (1280, 4096, 4096)]
 SERIALIZED, SPILLS = "wgmma.mma_async instructions are serialized", re.compile(r"\b[1-9]\d* bytes spill stores")
 
 

@@ -15,7 +15,7 @@ import cmm.interpret as ci
 from cmm import devices
 from cmm.hopper import MatmulDimension, TuningConfig, all_gather_lhs_matmul_fast, default_config, fast_kernel
 from cmm.hopper.marks import Layout
-from cmm.hopper.plan import Plan
+from cmm.hopper.plan import Plan, plan_tiles
 from cmm.hopper.rounds import Rounds
 from cmm.hopper.sends import plan_sends, with_short_chunks
 from cmm.roofline import Problem
@@ -66,6 +66,69 @@ def test_every_tile_is_computed_once_and_in_order(m_tiles, n_tiles, num_ctas, ax
     assert most_uses == expected * rounds.plan.k_steps
 
 
+WIDE = dataclasses.replace(SMALL, tile_n=256)
+# Tiles of a step, multiprocessors, steps, and how many CTAs compute how many halves.
+HALVING = [(8, 14, 132, 4, 128, 64), (8, 7, 132, 8, 131, 55), (6, 16, 66, 1, 64, 32), (2, 3, 8, 3, 8, 2)]
+HALVING += [(1, 5, 4, 2, 4, 2), (4, 6, 20, 2, 20, 8), (1, 2, 3, 8, 3, 1), (2, 5, 8, 2, 8, 4), (5, 4, 8, 1, 8, 4)]
+
+
+@pytest.mark.parametrize("m_tiles, n_tiles, core_count, axis_size, num_ctas, halved", HALVING)
+def test_every_half_and_every_other_tile_is_computed_once(m_tiles, n_tiles, core_count, axis_size, num_ctas, halved):
+    plan = plan_tiles(m_tiles * WIDE.cta_tile_m, n_tiles * WIDE.cta_tile_n, 256, WIDE, core_count, axis_size)
+    rounds = Rounds(plan, axis_size)
+    assert (plan.num_ctas, rounds.deal.halved) == (num_ctas, halved)
+    most, last = rounds.deal.rounds, axis_size - 1
+
+    def of_one_cta(_):
+        here = rounds.in_kernel()
+        half = here.halves()
+        steps = [here.of_step(step) for step in range(axis_size)]
+        tiles = [jnp.stack([jnp.stack(plan.tile_at(i)) for i in range(most)]) for plan in steps]
+        counts = jnp.stack([plan.my_tiles() for plan in steps])
+        first_uses = jnp.stack([here.first_use(step) for step in range(axis_size + 1)])
+        numbered = jnp.stack([jnp.stack(here.tile_at(number)) for number in range(most)])
+        return (
+            jnp.stack(half.tile_at(0)),
+            half.my_tiles(),
+            jnp.stack(tiles),
+            counts,
+            first_uses,
+            numbered,
+            here.my_tiles(),
+        )
+
+    mapped = jax.jit(jax.vmap(of_one_cta, axis_name="cta"))(jnp.arange(num_ctas))
+    seen, cut = [], []
+    for half, halves, tiles, counts, first_uses, numbered, total in zip(*map(np.asarray, mapped)):
+        assert first_uses.tolist() == [0, *np.cumsum(counts * plan.k_steps)]
+        assert (counts.sum(), total) == (most - 1, most - 1 + halves)
+        mine = [(step, *tiles[step, i]) for step in range(axis_size) for i in range(counts[step])]
+        seen += mine
+        cut += [(last, *map(int, half))] * halves
+        mine += [(last, half[0] // 2, half[1])] * halves
+        assert numbered[:total].tolist() == [list(map(int, item)) for item in mine]
+    rest = set(itertools.product(range(axis_size), range(m_tiles), range(n_tiles))) - set(seen)
+    assert len(set(seen)) == len(seen) and len(rest) == halved
+    assert sorted(cut) == sorted((step, 2 * row + half, column) for step, row, column in rest for half in (0, 1))
+
+
+def test_where_halves_do_not_pay_off():
+    narrow = dataclasses.replace(SMALL, tile_n=128)
+    deal = lambda m_tiles, n_tiles, config, core_count, steps: config.deal(
+        m_tiles * config.cta_tile_m, n_tiles * config.cta_tile_n, core_count, steps
+    )
+    for m_tiles, n_tiles, config, core_count, steps in (
+        (2, 5, SMALL, 8, 1),  # Half of such a tile would be too narrow.
+        (3, 32, narrow, 132, 2),  # Narrow tiles in a ring.
+        (3, 16, WIDE, 32, 2),  # More than half of the CTAs have a tile in the last round.
+        (1, 73, WIDE, 8, 1),  # So few CTAs are idle that whole rounds would be fast.
+        (1, 12, WIDE, 16, 2),  # One round before.
+        (1, 4, WIDE, 13, 8),  # Rounds that span four steps.
+    ):
+        assert deal(m_tiles, n_tiles, config, core_count, steps).halved == 0
+    assert deal(2, 5, narrow, 8, 1).halved == 2 and deal(2, 5, narrow, 8, 2).halved == 0
+
+
 def _run(case, config, core_count, seed=0, **options):
     function = functools.partial(all_gather_lhs_matmul_fast, config=config)
     with ci.simulate(core_count=core_count, seed=seed, **options) as sim:  # Raises if there is a race or a deadlock.
@@ -92,6 +155,10 @@ RUNS = {
     "signals at once": (4, (128, 512, 64), 3, dataclasses.replace(SMALL, chunks=8, signal_lag=0)),
     "a round saved": (3, (256, 512, 320), 4, SMALL),
     "a round saved, latest signals": (2, (256, 512, 320), 4, dataclasses.replace(SMALL, chunks=2, signal_lag=4)),
+    "halves": (4, (128, 128, 1792), 8, WIDE),
+    "halves in few steps": (2, (256, 128, 1280), 8, WIDE),
+    "halves, two chunks": (2, (128, 512, 1280), 4, dataclasses.replace(WIDE, chunks=2, signal_lag=4)),
+    "halves, steps at once": (8, (128, 128, 512), 3, WIDE),
     "long pipeline": (3, (256, 256, 64), 5, dataclasses.replace(SMALL, max_concurrent_steps=7)),
 }
 each_run = pytest.mark.parametrize("axis_size, shape, core_count, config", RUNS.values(), ids=RUNS)
@@ -122,7 +189,7 @@ LATE = [
 
 
 @pytest.mark.parametrize("late", LATE)
-@pytest.mark.parametrize("name", ["all steps at once", "more tiles than CTAs", "a round saved"])
+@pytest.mark.parametrize("name", ["all steps at once", "more tiles than CTAs", "a round saved", "halves"])
 def test_somebody_late(make_case, name, late):
     axis_size, (m, k, n), core_count, config = RUNS[name]
     case = make_case(m, k, n, "float16", (axis_size,))

@@ -14,7 +14,7 @@ from cmm.checks import check_call
 from cmm.hopper.axes import forget_axes, with_axes
 from cmm.hopper.config import TuningConfig, default_config
 from cmm.hopper.matmul import launch_product
-from cmm.hopper.plan import Plan, enough_ctas
+from cmm.hopper.plan import Plan, plan_tiles
 from cmm.hopper.requirements import (
     check_all_axes_manual,
     check_config,
@@ -76,8 +76,7 @@ def plan_step(
     """
     config = config or chosen_config(kernel, axis_size, m_shard, n_shard, k, dtype, device_kind, core_count)
     config.check(m_shard, n_shard, k, dtype)
-    num_ctas = enough_ctas(m_shard, n_shard, config, core_count, _shared_steps(kernel, axis_size))
-    return Plan(m_shard, n_shard, k, config, num_ctas)
+    return plan_tiles(m_shard, n_shard, k, config, core_count, **_rounds_of(kernel, axis_size))
 
 
 def chosen_config(
@@ -93,12 +92,18 @@ def chosen_config(
       ValueError: none fits.
     """
     found = tuned_config(kernel, axis_size, m_shard, n_shard, k, dtype, device_kind)
-    return found or default_config(m_shard, n_shard, k, dtype, core_count, _shared_steps(kernel, axis_size))
+    return found or default_config(m_shard, n_shard, k, dtype, core_count, **_rounds_of(kernel, axis_size))
 
 
-def _shared_steps(kernel: str, axis_size: int) -> int:
-    """Returns how many steps a round of CTAs may span: only the fast kernel begins a step before the last one ends."""
-    return axis_size if kernel == "pallas_fast" else 1
+def _rounds_of(kernel: str, axis_size: int) -> dict:
+    """Returns how many steps a round of CTAs may span, and whether it may consist of halves of tiles.
+
+    Only the fast kernel begins a step before all are through with the one before. On one device both kernels are the
+    local matmul.
+    """
+    if kernel == "pallas_fast" or axis_size == 1:
+        return {"steps": axis_size, "halves": True}
+    return {"steps": 1, "halves": False}
 
 
 def call_kernel(launch: Callable, lhs, rhs, axis_name, plan: Plan, dtype):

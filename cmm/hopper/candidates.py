@@ -20,7 +20,9 @@ _DEPTH_PENALTY, _EPILOGUE_PENALTY, _SHALLOW_PENALTY = 3, 3, 4
 _SMALL_TILE = 64 * 64  # Of so few elements, or fewer, products gain from tiles twice as deep.
 
 
-def candidates(m: int, n: int, k: int, dtype, num_ctas: int, steps: int = 1) -> list[TuningConfig]:
+def candidates(
+    m: int, n: int, k: int, dtype, num_ctas: int, steps: int = 1, halves: bool = True
+) -> list[TuningConfig]:
     """Returns configurations that fit a local matmul `[m, k] @ [k, n]`, the most promising first.
 
     Of configurations that make the same kernel do the same in the same order only one is listed.
@@ -29,10 +31,10 @@ def candidates(m: int, n: int, k: int, dtype, num_ctas: int, steps: int = 1) -> 
       m, n, k: sizes of the local matmul.
       dtype: dtype of the operands.
       num_ctas: number of multiprocessors of a GPU.
-      steps: of the ring, for the fast kernel (see `cmm.hopper.config.default_config`).
+      steps, halves: as for `cmm.hopper.config.default_config`.
     """
     ranked = []
-    cost = lambda fields: relative_cost(TuningConfig(**fields), m, n, num_ctas, k, steps)
+    cost = lambda fields: relative_cost(TuningConfig(**fields), m, n, num_ctas, k, steps, halves)
     structures = sorted(_structures(m, n), key=cost)
     for place, structure in enumerate(structures):
         usual_depth = 128 if structure["tile_m"] * structure["tile_n"] <= _SMALL_TILE and k % 128 == 0 else 64

@@ -5,9 +5,12 @@ import enum
 
 import jax.numpy as jnp
 
+from cmm.hopper.deal import Deal
+
 # What one CTA may use on Hopper (compute capability 9.0): 228 KB per multiprocessor, 1 KB of it reserved.
 MAX_SMEM_BYTES = 227 * 1024
 
+_WIDEST = 256  # Columns of one wgmma.
 _BARRIER_BYTES = 8
 _ALIGNMENT_BYTES = 1024  # Swizzled TMA destinations start at multiples of it.
 
@@ -124,6 +127,22 @@ class TuningConfig:
         """Columns of the result that one CTA computes at a time."""
         return self.tile_n * (2 if self.wg_dimension == MatmulDimension.N else 1)
 
+    @property
+    def can_be_halved(self) -> bool:
+        """Whether the upper half of a tile can be loaded, multiplied and stored like a whole one (see `half`)."""
+        return self.wg_dimension == MatmulDimension.M and self.tile_n % 128 == 0 and self.tile_n // 2 % self.epi_n == 0
+
+    def half(self) -> "TuningConfig":
+        """Returns the configuration of halves of tiles: the warpgroups share the rows of one of them, side by side."""
+        return dataclasses.replace(self, tile_n=self.tile_n // 2, wg_dimension=MatmulDimension.N)
+
+    def deal(self, m: int, n: int, num_ctas: int, steps: int = 1, halves: bool = True) -> Deal:
+        """Returns how the tiles of `steps` products `[m, n]` are dealt out to CTAs; arguments as `default_config`."""
+        tiles = (m // self.cta_tile_m) * (n // self.cta_tile_n)
+        # In a ring, rounds of narrower tiles are too short compared with the way between neighbours. Seen likewise.
+        pays_off = steps == 1 or self.cta_tile_n == _WIDEST
+        return Deal(tiles, num_ctas, steps, halves and pays_off and self.can_be_halved)
+
     def smem_bytes(self, dtype) -> int:
         """Returns the shared memory that a kernel with this configuration needs for operands of `dtype`."""
         itemsize = jnp.dtype(dtype).itemsize
@@ -175,7 +194,14 @@ _BYTES_COST, _COST_PER_LOAD = 52, 1024
 _HOP_COST = 15 << 20
 
 
-def default_config(m: int, n: int, k: int, dtype, num_ctas: int = H100_MULTIPROCESSORS, steps: int = 1) -> TuningConfig:
+# What a round takes compared with one of `_FULL_ROUND` CTAs, where many CTAs have no tile and leave their power to the
+# others, and what a round of halves takes compared with that. Measured likewise, with 600 to 1300 rows per step.
+_COOL_ROUND, _FULL_ROUND, _HALF_ROUND = 0.925, 128, 0.6
+
+
+def default_config(
+    m: int, n: int, k: int, dtype, num_ctas: int = H100_MULTIPROCESSORS, steps: int = 1, halves: bool = True
+) -> TuningConfig:
     """Returns the configuration that should be fastest for a local matmul `[m, k] @ [k, n]` where nobody has searched.
 
     Args:
@@ -184,6 +210,7 @@ def default_config(m: int, n: int, k: int, dtype, num_ctas: int = H100_MULTIPROC
       num_ctas: number of multiprocessors of the GPU.
       steps: how many such products one kernel computes, each with what arrives from the neighbour during the one
         before. Only the fast kernel begins with one before all CTAs are through with the other (`cmm.hopper.rounds`).
+      halves: whether the kernel computes halves of tiles (`cmm.hopper.deal`).
 
     Raises:
       ValueError: none of the configurations that are tried fits; the message is that of the last, which asks for least.
@@ -197,49 +224,28 @@ def default_config(m: int, n: int, k: int, dtype, num_ctas: int = H100_MULTIPROC
             reason = error
     if not fitting:
         raise reason
-    return min(fitting, key=lambda config: relative_cost(config, m, n, num_ctas, k, steps))
+    return min(fitting, key=lambda config: relative_cost(config, m, n, num_ctas, k, steps, halves))
 
 
-def relative_cost(config: TuningConfig, m: int, n: int, num_ctas: int, k: int = 1, steps: int = 1) -> float:
+def relative_cost(
+    config: TuningConfig, m: int, n: int, num_ctas: int, k: int = 1, steps: int = 1, halves: bool = True
+) -> float:
     """Estimates the time of a product `[m, k] @ [k, n]`, up to a factor that is the same for all configurations.
 
-    All CTAs work in rounds of one tile each. A round takes the time of a tile's products or loads, whichever is longer.
-    With several `steps` (see `default_config`) a round may span them. Where steps follow each other closely, whoever
-    begins with a later one waits until its data has come to it from neighbour to neighbour. `k` says how long that is
-    compared with a product, and is not needed for one step.
+    All CTAs work in rounds of one tile each (`cmm.hopper.deal`). A round takes the time of a tile's products or loads,
+    whichever is longer; all rounds together no less than power allows for so many tiles. Where steps follow each other
+    closely, whoever begins with a later one waits until its data has come to it from neighbour to neighbour. `k` says
+    how long that is compared with a product, and is not needed for one step. Other arguments are those of
+    `default_config`.
     """
-    tiles = (m // config.cta_tile_m) * (n // config.cta_tile_n)
-    loads = (_BYTES_COST + _COST_PER_LOAD / config.tile_k) * (config.cta_tile_m + config.cta_tile_n)
-    cost = count_rounds(tiles, num_ctas, steps) * max(config.cta_tile_m * config.cta_tile_n, loads)
-    if steps_overlap(tiles, num_ctas, steps):
-        cost += max(1, min(steps, num_ctas // tiles) - 1) * _HOP_COST / k
+    deal = config.deal(m, n, num_ctas, steps, halves)
+    rounds = deal.whole_rounds + _HALF_ROUND * bool(deal.halved)
+    cost = _tile_cost(config) * max(rounds * _COOL_ROUND, steps * deal.tiles / _FULL_ROUND)
+    if deal.steps_overlap:
+        cost += max(1, min(steps, num_ctas // deal.tiles) - 1) * _HOP_COST / k
     return cost
 
 
-def count_rounds(tiles: int, num_ctas: int, steps: int = 1) -> int:
-    """Returns how many rounds, of one tile for each CTA, the tiles of all steps take."""
-    if rounds_span_steps(tiles, num_ctas, steps):
-        return -(-steps * tiles // num_ctas)
-    return steps * -(-tiles // num_ctas)
-
-
-def rounds_span_steps(tiles: int, num_ctas: int, steps: int) -> bool:
-    """Whether rounds go on into the next step: wherever that saves a round.
-
-    On one H200 that is its own neighbour (`cmm.hopper.loopback`), kernels took 4 to 15 % less time so with 100 to 240
-    tiles in a step, and up to 40 % less with fewer.
-
-    Args:
-      tiles: of one step.
-      num_ctas: how many work at the same time.
-      steps: of the ring.
-    """
-    return -(-steps * tiles // num_ctas) < steps * -(-tiles // num_ctas)
-
-
-def steps_overlap(tiles: int, num_ctas: int, steps: int) -> bool:
-    """Whether CTAs that are in the next step already wait for what others send in this one. Arguments as above.
-
-    With two rounds of tiles or more in a step, what they need has been there for a round.
-    """
-    return rounds_span_steps(tiles, num_ctas, steps) and tiles < 2 * num_ctas
+def _tile_cost(config) -> float:
+    loads = (_BYTES_COST + _COST_PER_LOAD / config.tile_k) * (config.cta_tile_m + config.cta_tile_n)
+    return max(config.cta_tile_m * config.cta_tile_n, loads)

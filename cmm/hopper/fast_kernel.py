@@ -139,26 +139,26 @@ def _body(sends: SendPlan, axis_name, axis_size, recorder, lhs_gmem, rhs_gmem, o
     def load(marks, memory):
         roles.load_tiles(rounds.of_step(0), 0, lhs_gmem, rhs_gmem, marks=marks, **memory)
 
-        @pl.loop(1, axis_size)
-        def _step(step):
+        def load_received(step, tiles, first_use, memory):
             def await_chunk(m_tile, k_step):
                 @pl.when(sends.is_first_of_chunk(k_step))
                 def _():
-                    chunk = received.at[sends.chunk(step - 1, m_tile, k_step)]
+                    chunk = received.at[sends.chunk(step - 1, tiles.row(m_tile), k_step)]
                     pl.semaphore_wait(chunk, value=sends.signals, decrement=False)
                     acquire_for_tma()
 
             shard = scratch_gmem.at[step - 1]
-            first_use = rounds.first_use(step)
-            roles.load_tiles(rounds.of_step(step), first_use, shard, rhs_gmem, await_chunk, marks=marks, **memory)
+            roles.load_tiles(tiles, first_use, shard, rhs_gmem, await_chunk, marks=marks, **memory)
+
+        rounds.for_each_step(load_received, memory, first=1)
 
     @recorder.role(MULTIPLIERS)
     def multiply(marks, memory):
-        @pl.loop(0, axis_size)
-        def _step(step):
+        def multiply_step(step, tiles, first_use, memory):
             rows = pl.ds(shard_at(device, step, axis_size) * plan.m, plan.m)
-            first_use = rounds.first_use(step)
-            roles.multiply_tiles(rounds.of_step(step), first_use, out_gmem.at[rows], marks=marks, **memory)
+            roles.multiply_tiles(tiles, first_use, out_gmem.at[rows], marks=marks, **memory)
+
+        rounds.for_each_step(multiply_step, memory)
 
     @recorder.role(SENDER, threads=WARP)
     def send(marks, memory):

@@ -11,8 +11,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from cmm.hopper import roles
 from cmm.hopper.axes import forget_axes, with_axes
 from cmm.hopper.config import TuningConfig, default_config
-from cmm.hopper.plan import Plan, enough_ctas
+from cmm.hopper.plan import Plan, plan_tiles
 from cmm.hopper.requirements import check_config, check_kernel_operands, check_machine
+from cmm.hopper.rounds import Rounds
 from cmm.product import PRODUCT_NAME, product_tangent
 
 _ELSEWHERE = "jnp.matmul runs everywhere"
@@ -47,7 +48,7 @@ def matmul(lhs, rhs, *, config: TuningConfig | None = None, dtype=None):
     core_count = check_machine(_ELSEWHERE).core_count
     config = config or default_config(m, n, k, lhs.dtype, core_count)
     config.check(m, n, k, lhs.dtype)
-    plan = Plan(m, n, k, config, enough_ctas(m, n, config, core_count))
+    plan = plan_tiles(m, n, k, config, core_count)
     return _product(plan, dtype, lhs, rhs)
 
 
@@ -78,12 +79,20 @@ def launch_product(plan: Plan, dtype, lhs, rhs):
     """
 
     def body(lhs_gmem, rhs_gmem, out_gmem):
+        rounds = Rounds(plan, 1).in_kernel()
+
+        def load(step, tiles, first_use, memory):
+            roles.load_tiles(tiles, first_use, lhs_gmem, rhs_gmem, **memory)
+
+        def multiply(step, tiles, first_use, memory):
+            roles.multiply_tiles(tiles, first_use, out_gmem, **memory)
+
         launch_roles(
             plan,
             lhs.dtype,
             dtype,
-            load=lambda memory: roles.load_tiles(plan, 0, lhs_gmem, rhs_gmem, **memory),
-            multiply=lambda memory: roles.multiply_tiles(plan, 0, out_gmem, **memory),
+            load=functools.partial(rounds.for_each_step, load),
+            multiply=functools.partial(rounds.for_each_step, multiply),
         )
 
     return persistent_kernel(plan, body, jax.ShapeDtypeStruct((plan.m, plan.n), dtype))(lhs, rhs)

@@ -6,20 +6,21 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from cmm.hopper.config import TuningConfig, count_rounds
+from cmm.hopper.config import TuningConfig
 
 
-def enough_ctas(m: int, n: int, config: TuningConfig, core_count: int, steps: int = 1) -> int:
-    """Returns the fewest CTAs that need no more rounds of one tile each than a CTA on every multiprocessor does.
+def plan_tiles(
+    m: int, n: int, k: int, config: TuningConfig, core_count: int, steps: int = 1, halves: bool = True
+) -> "Plan":
+    """Cuts the local matmul `[m, k] @ [k, n]` into tiles, for the fewest CTAs that need no more rounds than all would.
 
     Args:
-      m, n: sizes of the result of one step.
+      m, n, k: its sizes.
       config: the tiles.
       core_count: number of multiprocessors.
-      steps: of the ring, if rounds may span them (`cmm.hopper.rounds`).
+      steps, halves: as for `cmm.hopper.config.default_config`.
     """
-    tiles = (m // config.cta_tile_m) * (n // config.cta_tile_n)
-    return -(-steps * tiles // count_rounds(tiles, core_count, steps))
+    return Plan(m, n, k, config, config.deal(m, n, core_count, steps, halves).with_fewest_ctas().num_ctas)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,15 +45,20 @@ class Plan:
     def k_steps(self) -> int:
         return self.k // self.config.tile_k
 
+    @property
+    def tiles(self) -> int:
+        """Tiles of the result."""
+        return self.m_tiles * self.n_tiles
+
     def cta(self):
         """Returns the number of this CTA, by which tiles are dealt out."""
         return lax.axis_index("cta")
 
     def my_tiles(self):
         """Returns how many tiles of the result this CTA computes: tile `cta`, `cta + num_ctas`, and so on."""
-        if self.m_tiles * self.n_tiles % self.num_ctas == 0:  # Known to the compiler, as it is equal for all.
-            return self.m_tiles * self.n_tiles // self.num_ctas
-        return lax.div(self.m_tiles * self.n_tiles - self.cta() + self.num_ctas - 1, self.num_ctas)
+        if self.tiles % self.num_ctas == 0:  # Known to the compiler, as it is equal for all.
+            return self.tiles // self.num_ctas
+        return lax.div(self.tiles - self.cta() + self.num_ctas - 1, self.num_ctas)
 
     def tile_at(self, index):
         """Returns row and column, in tiles, of this CTA's tile number `index`."""
@@ -63,6 +69,10 @@ class Plan:
         config = self.config
         shape = (self.m_tiles, self.n_tiles)
         return plgpu.planar_snake(linear, shape, config.grid_minor_dim, config.grid_tile_width)
+
+    def row(self, m_tile):
+        """Returns the row of whole tiles in which a tile lies."""
+        return m_tile
 
     def a_slice(self, m_tile, k_step):
         """Returns the slices of A that a use needs."""

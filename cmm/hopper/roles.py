@@ -171,8 +171,9 @@ def _store_tile(plan, acc, out_gmem, out_smem):
     parts = [(i, j) for i in range(0, config.tile_m, config.epi_m) for j in range(0, config.tile_n, config.epi_n)]
     for number, (i, j) in enumerate(parts):
         slot = number % config.epi_slots
-        # All stores but the latest have read their buffers, so this one is free again.
-        plgpu.wait_smem_to_gmem(config.epi_slots - 1, wait_read_only=True)
+        # All stores but the latest have read their buffers, so this one is free again. With an odd number of parts the
+        # latest one of the tile before has used the first buffer, too.
+        plgpu.wait_smem_to_gmem(config.epi_slots - 1 if number else 0, wait_read_only=True)
         out_smem[slot] = acc[i : i + config.epi_m, j : j + config.epi_n]
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(out_smem.at[slot], out_gmem.at[pl.ds(i, config.epi_m), pl.ds(j, config.epi_n)])

@@ -9,6 +9,7 @@ import numpy as np
 
 from cmm.hopper.config import MatmulDimension
 from cmm.hopper.marks import LOADER, MULTIPLIERS, NUMBERS, PER_CELL, SENDER, SPANS, Layout
+from cmm.hopper.rounds import Rounds
 from cmm.hopper.sends import plan_sends
 from cmm.trace.times import Times
 
@@ -24,6 +25,7 @@ class Cells:
         rounds.
       k_step: number of the cell's first product within its tile.
       m_tile, n_tile: the tile of the result.
+      half: 0 for a whole tile; 1 for the upper half of one that two CTAs share, 2 for the lower half.
     """
 
     exists: np.ndarray
@@ -32,6 +34,7 @@ class Cells:
     k_step: np.ndarray
     m_tile: np.ndarray
     n_tile: np.ndarray
+    half: np.ndarray
 
     @property
     def opens_tile(self) -> np.ndarray:
@@ -45,19 +48,22 @@ def cells_of(layout: Layout) -> Cells:
     plan = layout.plan
     cta = np.arange(plan.num_ctas)[:, None]
     use = np.arange(layout.cells)[None, :] * layout.every
-    tiles = plan.m_tiles * plan.n_tiles
+    tiles, half = plan.tiles, np.zeros((plan.num_ctas, layout.cells), int)
     index, k_step = np.broadcast_arrays(use // plan.k_steps + 0 * cta, use % plan.k_steps)
     if layout.shared_rounds:
         # As `cmm.hopper.rounds.Rounds` deals out the tiles of all steps, in numpy.
-        step, linear = np.divmod(cta + index * plan.num_ctas, tiles)
-        exists = step < layout.axis_size
+        halved = Rounds(plan, layout.axis_size).deal.halved
+        linear, whole = cta + index * plan.num_ctas, layout.axis_size * tiles - halved
+        exists = linear < whole + 2 * halved
+        half = np.where(linear >= whole, 1 + (linear - whole) % 2, 0)
+        step, linear = np.divmod(np.where(half, whole + (linear - whole) // 2, linear), tiles)
     else:
         mine = (tiles - cta + plan.num_ctas - 1) // plan.num_ctas
         step, index = np.divmod(index, np.maximum(mine, 1))
         linear = cta + index * plan.num_ctas
         exists = use < layout.axis_size * mine * plan.k_steps
     places = np.stack(jax.vmap(plan.place)(jnp.arange(tiles)))
-    return Cells(exists, step, index, k_step, *places[:, np.minimum(linear, tiles - 1)])
+    return Cells(exists, step, index, k_step, *places[:, np.minimum(linear, tiles - 1)], half)
 
 
 def sends_of(layout: Layout, cells: Cells) -> np.ndarray:

@@ -43,26 +43,28 @@ def _body(plan, steps, recorder, fast, lhs_gmem, rhs_gmem, out_gmem, *marks_gmem
     recorder = recorder.into(*marks_gmem)
     rounds = Rounds(plan, steps).in_kernel()
 
-    def for_each_step(function):
+    def for_each_step(function, memory):
         if fast:
-            pl.loop(0, steps)(lambda step: function(step, rounds.of_step(step), rounds.first_use(step)))
+            rounds.for_each_step(function, memory)
         else:  # The readable kernel has its steps one after the other in the program, too.
             for step in range(steps):
-                function(step, plan, step * plan.my_tiles() * plan.k_steps)
+                function(step, plan, step * plan.my_tiles() * plan.k_steps, memory)
 
     @recorder.role(LOADER, threads=WARP if fast else WARPGROUP)
     def load(marks, memory):
-        @for_each_step
-        def _step(step, tiles, first_use):
+        def load_step(step, tiles, first_use, memory):
             rows = lhs_gmem.at[pl.ds(step * plan.m, plan.m)]
             roles.load_tiles(tiles, first_use, rows, rhs_gmem, marks=marks, **memory)
 
+        for_each_step(load_step, memory)
+
     @recorder.role(MULTIPLIERS)
     def multiply(marks, memory):
-        @for_each_step
-        def _step(step, tiles, first_use):
+        def multiply_step(step, tiles, first_use, memory):
             rows = out_gmem.at[pl.ds(step * plan.m, plan.m)]
             roles.multiply_tiles(tiles, first_use, rows, marks=marks, **memory)
+
+        for_each_step(multiply_step, memory)
 
     def load_in_a_warp(memory):
         @plgpu.warp_map

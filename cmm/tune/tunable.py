@@ -39,7 +39,8 @@ class Tunable:
 
 def _hopper_candidates(problem, device, steps=1):
     """Returns the configuration that a kernel takes without a search, and then the others."""
-    sizes = (problem.m_shard, problem.n_shard, problem.k, problem.dtype, device.core_count, steps)
+    halves = steps == problem.axis_size  # See `cmm.hopper.calls.plan_step`.
+    sizes = (problem.m_shard, problem.n_shard, problem.k, problem.dtype, device.core_count, steps, halves)
     others = candidates(*sizes)
     if not others:
         return []
