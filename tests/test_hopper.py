@@ -111,6 +111,27 @@ def test_local_matmul(make_case, config):
     case.assert_right(out)
 
 
+def test_local_matmul_whose_last_tiles_are_halved(make_case):
+    case = make_case(
+        256, 128, 640, "bfloat16", (1,)
+    )  # Ten tiles: seven CTAs have one each, six of them half of one more.
+    config = dataclasses.replace(SMALL, tile_n=128)
+    assert config.deal(256, 640, 8).with_fewest_ctas().halved == 3
+    with ci.simulate(core_count=8, seed=0) as sim:
+        out = sim.run(case.program(lambda lhs, rhs, axis: matmul(lhs, rhs, config=config)), case.lhs, case.rhs)
+    case.assert_right(out)
+    products = [event.cta for event in sim.events if event.kind == "tile_product" and event.thread == 0]
+    assert sorted(map(products.count, range(8))) == [0, 2, *[4] * 6]  # Two products for a tile, and for a half.
+
+
+def test_an_odd_number_of_parts_of_the_epilogue(make_case):
+    # Three parts go through two buffers: the first one of a tile meets the last one of the tile before.
+    case = make_case(256, 128, 384, "float16", (1,))
+    config = dataclasses.replace(SMALL, tile_n=192)
+    with ci.simulate(core_count=1, seed=0) as sim:
+        case.assert_right(sim.run(case.program(lambda a, b, axis: matmul(a, b, config=config)), case.lhs, case.rhs))
+
+
 @each_kernel
 def test_result_dtype(make_case, kernel):
     case = make_case(128, 128, 64, "float16", (2,))

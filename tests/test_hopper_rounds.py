@@ -290,9 +290,12 @@ def test_wide_tiles_lower_for_cuda_with_somebody_late():
     assert _lower(late_shard(function, ("x",)), 2, 512, TuningConfig(), **late).count("mosaic_gpu_v2") == 1
 
 
-@pytest.mark.parametrize("axis_size, shape, core_count", [(2, (384, 128, 64), 2), (3, (128, 128, 64), 2)])
-def test_trace(axis_size, shape, core_count):
-    (m, k, n), config = shape, dataclasses.replace(SMALL, chunks=2)
+@pytest.mark.parametrize(
+    "axis_size, shape, core_count, config, halves",
+    [(2, (384, 128, 64), 2, SMALL, 0), (3, (128, 128, 64), 2, SMALL, 0), (2, (128, 128, 1280), 4, WIDE, 4)],
+)
+def test_trace(axis_size, shape, core_count, config, halves):
+    (m, k, n), config = shape, dataclasses.replace(config, chunks=2)
     mesh = devices.ring_mesh(jax.devices("cpu")[:axis_size])
     problem = Problem(axis_size, m, k, n, "float16")
     with ci.simulate(core_count=core_count, seed=1) as sim:
@@ -301,8 +304,10 @@ def test_trace(axis_size, shape, core_count):
     checked, worst_ns = trace.causality()
     assert checked and worst_ns <= 0
     cells = trace.cells
-    assert cells.exists.sum() == axis_size * (m // config.cta_tile_m) * (n // config.cta_tile_n) * (k // config.tile_k)
-    seen = np.stack([cells.step, cells.m_tile, cells.n_tile, cells.k_step])[:, cells.exists]
+    items = axis_size * (m // config.cta_tile_m) * (n // config.cta_tile_n) + halves // 2
+    assert cells.exists.sum() == items * (k // config.tile_k)
+    assert (cells.half[cells.exists] > 0).sum() == halves * (k // config.tile_k)
+    seen = np.stack([cells.step, cells.m_tile, cells.n_tile, cells.half, cells.k_step])[:, cells.exists]
     assert np.unique(seen, axis=1).shape[1] == cells.exists.sum()
     call = max(event.call for event in sim.events if event.kind == "tile_product")
     for kind in ("send", "signal", "wait", "tile_product"):

@@ -20,9 +20,7 @@ _DEPTH_PENALTY, _EPILOGUE_PENALTY, _SHALLOW_PENALTY = 3, 3, 4
 _SMALL_TILE = 64 * 64  # Of so few elements, or fewer, products gain from tiles twice as deep.
 
 
-def candidates(
-    m: int, n: int, k: int, dtype, num_ctas: int, steps: int = 1, halves: bool = True
-) -> list[TuningConfig]:
+def candidates(m: int, n: int, k: int, dtype, num_ctas: int, steps: int = 1, halves: bool = True) -> list[TuningConfig]:
     """Returns configurations that fit a local matmul `[m, k] @ [k, n]`, the most promising first.
 
     Of configurations that make the same kernel do the same in the same order only one is listed.

@@ -10,9 +10,9 @@ loaded for the product. Read that one first. Three things are different:
 - *Nobody waits for a whole step.* A row of tiles is announced in chunks of k. When a CTA begins step `i + 1`, the first
   chunks of its row have long been there, for they were sent at the beginning of step `i`.
 
-And where the last round of a step has too few tiles for all CTAs, *rounds span steps* (`cmm.hopper.rounds`): some CTAs
-begin with a tile of a later step while others are at the earlier ones. In a short step they follow these at the
-distance of a chunk or two. Chunks are short then.
+And where that saves a round, *rounds span steps* (`cmm.hopper.rounds`): some CTAs begin with a tile of a later step
+while others are at the earlier ones. In a short step they follow these at the distance of a chunk or two. Chunks are
+short then. Few tiles of a last round are halved, for two CTAs each. That is in the last step, which sends nothing.
 
 `cmm.hopper.sends` says who sends what. There is one semaphore for each chunk of each row of each step, `received`. Each
 CTA that has sent a part of a chunk signals the neighbour's once, when its part is complete in the neighbour's memory.
@@ -202,8 +202,6 @@ def _send_tile(sends, rounds, peer_scratch, received, send_dev_id, number, holds
 
     def announce_late(k_step):
         """Announces what was sent `lag` products ago, perhaps in the tile before."""
-        if lag == 0:
-            return announce(tile, k_step)
         announce(tile, k_step - lag, k_step >= lag)
         if before is not None:
             announce(before, k_step - lag + k_steps, (k_step < lag) & (number > 0))

@@ -21,8 +21,9 @@ Why it is sound, for any number of devices, of tiles per CTA and of stages, and 
    before have been awaited in their steps. So nothing is sent or signalled to a device whose kernel has ended. Senders
    wait for the completion of their stores before they signal, so none is in flight when a sender ends either.
 5. *No cycle of waits.* Step `i` of a device needs nothing but step `i - 1` of the device above, and step 0 needs
-   nothing. All CTAs are resident at once, one on each multiprocessor. That is assumed: a kernel of another library that
-   holds multiprocessors of one device while it waits for another device, as NCCL's do, must not run beside this one.
+   nothing. All CTAs are resident at once, at most one on each multiprocessor. That is assumed: a kernel of another
+   library that holds multiprocessors of one device while it waits for another device, as NCCL's do, must not run beside
+   this one.
 
 Semaphores are zero when the kernel starts, and waits leave their value (`decrement=False`): many CTAs wait for one.
 """

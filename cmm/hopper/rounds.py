@@ -1,9 +1,8 @@
 """Which CTA of the fast kernel computes which tile of which step, and as its how-manieth?
 
-CTAs work in rounds of one tile each. Where the tiles of a step leave many CTAs of its last round without one, this
-round goes on into the next step: the tiles of all steps are dealt out in one sequence, so the first tile of a step goes
-to the CTA after the one that has the last tile of the step before. Every CTA still goes through the steps in order, but
-it may have no tile in some of them.
+CTAs work in rounds of one tile each. Where that saves a round, the last round of a step goes on into the next one: the
+tiles of all steps are dealt out in one sequence, so the first tile of a step goes to the CTA after the one that has the
+last tile of the step before. Every CTA still goes through the steps in order, but it may have no tile in some of them.
 
 Where the last round of all has tiles for at most half of the CTAs, two of them share each: they compute half of its
 rows each, as the last thing they do. `cmm.hopper.deal` says when; the local matmul does the same, as one step.

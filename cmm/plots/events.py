@@ -180,5 +180,6 @@ def _free_place(left, right, height, width, clear, lines: Iterable[Line]) -> flo
 
 def _arrow(ax, line: Line, color: str, style: str) -> None:
     look = {"linestyle": style, "color": color, "linewidth": 1.8, "mutation_scale": 11, "shrinkA": 0, "shrinkB": 0}
+    look["path_effects"] = [withStroke(linewidth=2.8, foreground=INK)]  # Some colours are weak on a grey ground.
     ax.add_artist(FancyArrowPatch(*line, arrowstyle="-|>", zorder=6, **look))
     ax.plot(*line[0], "o", color=color, markersize=5, markeredgecolor=INK, markeredgewidth=0.6, zorder=7)

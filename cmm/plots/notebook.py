@@ -6,7 +6,7 @@ from IPython.display import Image, display
 from PIL import Image as Picture
 
 _DPI = 100  # The files in figures/ have twice as many.
-_COLORS = 64
+_COLORS = 128
 
 
 def show(fig) -> None:
@@ -17,5 +17,7 @@ def show(fig) -> None:
     """
     drawn, small = io.BytesIO(), io.BytesIO()
     fig.savefig(drawn, format="png", dpi=_DPI)
-    Picture.open(drawn).convert("RGB").quantize(_COLORS, Picture.Quantize.MAXCOVERAGE).save(small, "png", optimize=True)
+    picture = Picture.open(drawn).convert("RGB")
+    # Without `kmeans` the plain colour of a large area can come out as another one.
+    picture.quantize(_COLORS, Picture.Quantize.MAXCOVERAGE, kmeans=1).save(small, "png", optimize=True)
     display(Image(small.getvalue(), alt=fig.get_label()))

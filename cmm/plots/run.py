@@ -66,11 +66,7 @@ def _titled(timelines, titles):
 
 
 def _recorded_caption(caption: str, timelines) -> str:
-    # The file does not say whether each call was a program of its own, as in older recordings.
-    gaps = (
-        "Gaps in which a GPU waits for the host are drawn, most where each call is a program of its own; call times do "
-        "not count them."
-    )
+    gaps = "Gaps in which a GPU waits for the host are drawn; call times do not count them."
     has_kernel = any(name in timelines for name in _KERNELS)
     inside = " What one kernel waits for while it runs is not visible." if has_kernel else ""
     return f"One call of a chain, recorded by JAX's profiler. {gaps}{inside} {caption}."
