@@ -136,14 +136,15 @@ def _shape(p) -> str:
 
 
 def _cells(record) -> list[tuple[str, ...]]:
-    rows = []
+    rows, several = [], len({row["problem"]["dtype"] for row in record["rows"]}) > 1
     for row in record["rows"]:
         times = [row["methods"][name].get("rounds_us") for name in (GEMM_ONLY, *KERNELS)]
         wrong = [" WRONG" * (row["methods"][name].get("right") is False) for name in (GEMM_ONLY, *KERNELS)]
         cells = [f"{spread(own).median:.1f}{w}" if own else "none fits" for own, w in zip(times, wrong)]
         found = ratio(row, "pallas_fast")
         p = Problem(**row["problem"])
-        rows.append((_shape(p), str(p.axis_size), *cells, spread_text(found, 2) if found else ""))
+        shape = f"{p.dtype}, {_shape(p)}" if several else _shape(p)
+        rows.append((shape, str(p.axis_size), *cells, spread_text(found, 2) if found else ""))
     return rows
 
 
@@ -207,15 +208,19 @@ def _parse(arguments):
         metavar="D",
         help=f"as on D devices (default: {listed(_STEPS)})",
     )
-    add("--m-shard", type=positive, nargs="+", default=_ROWS, metavar="M", help=f"rows of A (default: {listed(_ROWS)})")
-    add("--k", type=positive, default=4096, help="contraction size (default: 4096)")
-    add("--n-shard", type=positive, default=4096, help="columns of B (default: 4096)")
-    add("--suite", choices=SUITES, nargs="+", help="the shapes of a suite as on D devices, in place of one weight")
+    add("--m-shard", type=positive, nargs="+", metavar="M", help=f"rows of A (default: {listed(_ROWS)})")
+    add("--k", type=positive, help="contraction size (default: 4096)")
+    add("--n-shard", type=positive, help="columns of B (default: 4096)")
+    add("--suite", choices=SUITES, nargs="+", help="the shapes of suites as on D devices, in place of one weight")
     add("--dtype", choices=("float16", "bfloat16"), help="default: float16, or those of the suite")
     add("--rounds", type=positive, default=8, metavar="N", help="default: 8")
     add("--limit-s", type=positive, default=300, metavar="S", help="no problem begins later (default: 300)")
     add("--out", type=pathlib.Path, default=pathlib.Path("out"), help="output folder (default: out)")
     options = parser.parse_args(arguments)
+    if options.suite and (options.m_shard or options.k or options.n_shard):
+        parser.error("--suite has shapes of its own: leave out --m-shard, --k and --n-shard")
+    options.suite = options.suite and list(dict.fromkeys(options.suite))
+    options.m_shard, options.k, options.n_shard = options.m_shard or _ROWS, options.k or 4096, options.n_shard or 4096
     options.command = repeating("cmm.loopback", arguments)
     return options
 

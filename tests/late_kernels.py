@@ -69,7 +69,7 @@ class Late:
 
 def draw_late(rng, num_devices, axis_size, plan, has_sender=False) -> Late:
     """Returns somebody who is late: a role of one CTA or of each, all roles, or now and then the device itself."""
-    spans = has_sender and Rounds(plan, axis_size).span_steps
+    spans = (has_sender or axis_size == 1) and Rounds(plan, axis_size).span_steps
     last = min(plan.m_tiles * plan.n_tiles * (axis_size if spans else 1), plan.num_ctas) - 1
     cta = int(rng.choice([0, min(1, last), min(plan.m_tiles - 1, last), last, ANY]))
     tiles = _tiles_by_step(last if cta == ANY else cta, axis_size, plan, spans)
@@ -87,7 +87,7 @@ def draw_late(rng, num_devices, axis_size, plan, has_sender=False) -> Late:
 
 
 def _tiles_by_step(cta, axis_size, plan, spans):
-    """Returns how many tiles of each step a CTA computes."""
+    """Returns how many tiles of each step a CTA computes; a half counts as one."""
     halved = Rounds(plan, axis_size).deal.halved if spans else 0
     linear = np.arange(axis_size)[:, None] * plan.tiles * spans + np.arange(plan.tiles)
     whole = linear < axis_size * plan.tiles - halved if spans else True
@@ -182,7 +182,7 @@ def _sleeping_roles(late_gmem, in_warps):
         is_step = is_at(plan, first_use)
 
         def late_ready(m_tile, k_step):
-            is_use = tiles.index * plan.k_steps + k_step == at_use
+            is_use = (_tiles_before(plan) + tiles.index) * plan.k_steps + k_step == at_use
             _sleep(jnp.where(is_step & is_use, naps_of[roles.LOADER], 0), in_warps)
             if ready is not None:
                 ready(m_tile, k_step)
@@ -191,13 +191,16 @@ def _sleeping_roles(late_gmem, in_warps):
 
     def late_multiply(plan, first_use, *args, **kwargs):
         mine = jnp.where(lax.axis_index("wg") == 0, naps_of[0], naps_of[1])
-        _sleep(jnp.where(is_at(plan, first_use) & (plan.my_tiles() > 0), mine, 0))
+        begins_step = is_at(plan, first_use) & (plan.my_tiles() > 0) & (_tiles_before(plan) == 0)
+        _sleep(jnp.where(begins_step, mine, 0))
         multiply_tiles(plan, first_use, *args, **kwargs)
 
     def late_send_tile(sends, rounds, *args, **memory):
         def late_send_use(tile, k_step, *args, **memory):
             use = tile.first_use + k_step
-            is_use = (use == rounds.first_use(step) + at_use) & (use < rounds.first_use(step + 1))
+            all_uses = rounds.my_tiles() * sends.plan.k_steps
+            end = jnp.where(step == rounds.axis_size - 1, all_uses, rounds.first_use(step + 1))
+            is_use = (use == rounds.first_use(step) + at_use) & (use < end)
             _sleep(jnp.where(is_use, naps_of[SENDER], 0), in_warp=True)
             return send_use(tile, k_step, *args, **memory)
 
@@ -209,6 +212,13 @@ def _sleeping_roles(late_gmem, in_warps):
         mock.patch.object(fast_kernel, "_send_tile", late_send_tile),
     ):
         yield
+
+
+def _tiles_before(plan):
+    """Returns how many whole tiles of its step this CTA has before those of a plan: before a half, if it has one."""
+    if not isinstance(plan, HalfPlan):
+        return 0
+    return StepPlan(**vars(plan.uncut), step=plan.step, whole=plan.uncut.tiles - plan.halved).my_tiles()
 
 
 class _TilesByIndex:
@@ -253,8 +263,9 @@ class Calls:
         self.axes = mesh.axis_names
         m, n, k = problem.m_shard, problem.n_shard, problem.k
         steps = problem.axis_size if has_sender else 1
-        config = config or default_config(m, n, k, problem.dtype, num_ctas, steps)
-        self.plan = plan_tiles(m, n, k, config, num_ctas, steps, halves=has_sender or problem.axis_size == 1)
+        halves = has_sender or problem.axis_size == 1
+        config = config or default_config(m, n, k, problem.dtype, num_ctas, steps, halves)
+        self.plan = plan_tiles(m, n, k, config, num_ctas, steps, halves)
         rows, columns = P(self.axes, None), P(None, self.axes)
         self._run = run or (lambda program, *operands: program(*operands))
         self._late = self._program(late_shard(function, self.axes), (rows, columns, P()), columns)

@@ -14,6 +14,7 @@ from late_kernels import late_shard
 import cmm.interpret as ci
 from cmm import devices
 from cmm.hopper import MatmulDimension, TuningConfig, all_gather_lhs_matmul_fast, default_config, fast_kernel
+from cmm.hopper.calls import plan_step
 from cmm.hopper.marks import Layout
 from cmm.hopper.plan import Plan, plan_tiles
 from cmm.hopper.rounds import Rounds
@@ -67,7 +68,7 @@ def test_every_tile_is_computed_once_and_in_order(m_tiles, n_tiles, num_ctas, ax
 
 
 WIDE = dataclasses.replace(SMALL, tile_n=256)
-# Tiles of a step, multiprocessors, steps, and how many CTAs compute how many halves.
+# Tiles of a step, multiprocessors, steps; then how many CTAs there are, and how many tiles are halved.
 HALVING = [(8, 14, 132, 4, 128, 64), (8, 7, 132, 8, 131, 55), (6, 16, 66, 1, 64, 32), (2, 3, 8, 3, 8, 2)]
 HALVING += [(1, 5, 4, 2, 4, 2), (4, 6, 20, 2, 20, 8), (1, 2, 3, 8, 3, 1), (2, 5, 8, 2, 8, 4), (5, 4, 8, 1, 8, 4)]
 
@@ -110,6 +111,22 @@ def test_every_half_and_every_other_tile_is_computed_once(m_tiles, n_tiles, core
     rest = set(itertools.product(range(axis_size), range(m_tiles), range(n_tiles))) - set(seen)
     assert len(set(seen)) == len(seen) and len(rest) == halved
     assert sorted(cut) == sorted((step, 2 * row + half, column) for step, row, column in rest for half in (0, 1))
+
+
+def test_what_counts_beside_rounds():
+    sizes = lambda m, n, **more: (lambda c: (c.cta_tile_m, c.cta_tile_n))(default_config(m, n, 4096, "float16", **more))
+    # The readable kernel computes no halves.
+    assert (sizes(768, 4096), sizes(768, 4096, halves=False)) == ((128, 128), (128, 256))
+    for axis_size, tile_n in ((1, 128), (2, 256)):
+        plan = plan_step("pallas", axis_size, 768, 4096, 4096, "float16", "another GPU", 132)
+        assert plan.config.cta_tile_n == tile_n
+    assert sizes(2048, 7168) == (128, 256)  # 448 tiles in four rounds of 112, which are faster than full ones.
+
+
+def test_a_half_is_stored_in_the_same_parts():
+    fits = {part: dataclasses.replace(WIDE, epi_tile_n=part).can_be_halved for part in (None, 256, 128, 64)}
+    assert fits == {None: False, 256: False, 128: True, 64: True}
+    assert not dataclasses.replace(WIDE, wg_dimension=MatmulDimension.N, tile_n=128).can_be_halved
 
 
 def test_where_halves_do_not_pay_off():
@@ -159,6 +176,7 @@ RUNS = {
     "halves in few steps": (2, (256, 128, 1280), 8, WIDE),
     "halves, two chunks": (2, (128, 512, 1280), 4, dataclasses.replace(WIDE, chunks=2, signal_lag=4)),
     "halves, steps at once": (8, (128, 128, 512), 3, WIDE),
+    "halves, long steps": (2, (128, 256, 9 * 256), 4, WIDE),
     "long pipeline": (3, (256, 256, 64), 5, dataclasses.replace(SMALL, max_concurrent_steps=7)),
 }
 each_run = pytest.mark.parametrize("axis_size, shape, core_count, config", RUNS.values(), ids=RUNS)
@@ -168,6 +186,9 @@ each_run = pytest.mark.parametrize("axis_size, shape, core_count, config", RUNS.
 def test_ring(make_case, axis_size, shape, core_count, config):
     m, k, n = shape
     assert Rounds(Plan(m, n, k, config, core_count), axis_size).span_steps
+    assert (Rounds(plan_tiles(m, n, k, config, core_count, axis_size), axis_size).deal.halved > 0) == (
+        config.tile_n > 64
+    )
     case = make_case(m, k, n, "float16", (axis_size,))
     out, sim = _run(case, config, core_count)
     case.assert_right(out)
@@ -309,6 +330,8 @@ def test_trace(axis_size, shape, core_count, config, halves):
     assert (cells.half[cells.exists] > 0).sum() == halves * (k // config.tile_k)
     seen = np.stack([cells.step, cells.m_tile, cells.n_tile, cells.half, cells.k_step])[:, cells.exists]
     assert np.unique(seen, axis=1).shape[1] == cells.exists.sum()
+    flops = sum(event.flops for event in trace.events(kinds=("tile_product",)))
+    assert flops == axis_size * Problem(axis_size, m, k, n, "float16").flops_per_device
     call = max(event.call for event in sim.events if event.kind == "tile_product")
     for kind in ("send", "signal", "wait", "tile_product"):
         noted = [(event.device, event.cta) for event in trace.events(kinds=(kind,))]

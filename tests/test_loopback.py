@@ -105,6 +105,7 @@ def test_suites_in_one_record(monkeypatch, tmp_path):
     shapes = [tuple(row["problem"].values())[:4] for row in record["rows"]]
     llama = [(2, 2048, 4096, 7168), (2, 4096, 4096, 7168), (4, 1024, 4096, 3584), (4, 2048, 4096, 3584)]
     assert shapes == [*llama, *[(2, 1024, 4096, 4096)] * 2, *[(4, 1024, 4096, 4096)] * 2]
+    assert "| bfloat16, 1024 × 4096 × 4096 | 2 |" in loopback.markdown(record)
 
 
 def test_suite_that_does_not_divide(monkeypatch, tmp_path, capsys):
@@ -118,7 +119,10 @@ def test_out_is_a_file(monkeypatch, tmp_path, capsys):
     assert "File exists" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [["--steps", "1"], ["--steps", "x"], ["--m-shard", "0"], ["--dtype", "float32"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--steps", "1"], ["--steps", "x"], ["--m-shard", "0"], ["--dtype", "float32"], ["--suite", "W1", "--k", "64"]],
+)
 def test_bad_options(arguments):
     with pytest.raises(SystemExit):
         loopback.main(arguments)

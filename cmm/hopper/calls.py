@@ -76,7 +76,7 @@ def plan_step(
     """
     config = config or chosen_config(kernel, axis_size, m_shard, n_shard, k, dtype, device_kind, core_count)
     config.check(m_shard, n_shard, k, dtype)
-    return plan_tiles(m_shard, n_shard, k, config, core_count, **_rounds_of(kernel, axis_size))
+    return plan_tiles(m_shard, n_shard, k, config, core_count, **rounds_of(kernel, axis_size))
 
 
 def chosen_config(
@@ -92,11 +92,11 @@ def chosen_config(
       ValueError: none fits.
     """
     found = tuned_config(kernel, axis_size, m_shard, n_shard, k, dtype, device_kind)
-    return found or default_config(m_shard, n_shard, k, dtype, core_count, **_rounds_of(kernel, axis_size))
+    return found or default_config(m_shard, n_shard, k, dtype, core_count, **rounds_of(kernel, axis_size))
 
 
-def _rounds_of(kernel: str, axis_size: int) -> dict:
-    """Returns how many steps a round of CTAs may span, and whether it may consist of halves of tiles.
+def rounds_of(kernel: str, axis_size: int) -> dict:
+    """Returns how many steps a round of CTAs may span, and whether the last one may consist of halves of tiles.
 
     Only the fast kernel begins a step before all are through with the one before. On one device both kernels are the
     local matmul.

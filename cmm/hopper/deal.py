@@ -36,8 +36,8 @@ class Deal:
     def halved(self) -> int:
         """How many tiles are cut in two: those of the last round, if they are few enough, and all of one step.
 
-        Not so where whole rounds would leave less than a tenth of the CTAs without a tile, nor in a ring where there is
-        but one round before, or where a round spans more than three steps.
+        Not so if there is no whole round before, or if less than a tenth of all places, rounds times CTAs, would be
+        empty; nor in a ring where there is but one whole round before, or where a round spans more than three steps.
         """
         rest, before = self._all % self.num_ctas, self._all // self.num_ctas
         fits = 2 * rest <= self.num_ctas and rest <= self.tiles and before >= 1
@@ -58,7 +58,7 @@ class Deal:
 
     @property
     def spans_steps(self) -> bool:
-        """Whether tiles are dealt out in one sequence, over the ends of steps: wherever that saves rounds, or halves.
+        """Whether tiles are dealt out in one sequence over all steps: where that saves a round, or tiles are halved.
 
         On one H200 that is its own neighbour (`cmm.hopper.loopback`), kernels took 4 to 15 % less time so with 100 to
         240 tiles in a step, and up to 40 % less with fewer.

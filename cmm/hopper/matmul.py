@@ -39,6 +39,9 @@ def matmul(lhs, rhs, *, config: TuningConfig | None = None, dtype=None):
       ValueError: operands do not fit together, a tile does not divide its dimension, or shared memory does not do.
       NotImplementedError: no Hopper GPU, or another dtype.
 
+    Where the last round of tiles has some for at most half of the multiprocessors, two CTAs share each of them
+    (`cmm.hopper.deal`).
+
     Cost: `2 * m * k * n` FLOPs. Runs on Hopper GPUs, and inside `cmm.interpret.simulate` on any machine.
     Source: the persistent, warp-specialized matmul as in the CUTLASS documentation, "Efficient GEMM in CUDA".
     """

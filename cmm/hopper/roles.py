@@ -71,7 +71,8 @@ def load_tiles(plan: Plan, first_use, a_gmem, b_gmem, ready=None, marks=NO_MARKS
       first_use: number of the first use of this step.
       a_gmem: `[m, k]`, the shard of this step.
       b_gmem: `[k, n]`.
-      ready: called with row and k-step of a tile of A before it is loaded; returns when it is there.
+      ready: called with row (in tiles of this plan) and k-step of a tile of A before it is loaded; returns when it is
+        there.
       marks: what notes the times, if anything does (`cmm.hopper.marks`).
     """
     stages, k_steps = plan.config.max_concurrent_steps, plan.k_steps

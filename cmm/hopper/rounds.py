@@ -1,4 +1,4 @@
-"""Which CTA of the fast kernel computes which tile of which step, and as its how-manieth?
+"""Which CTA of the fast kernel, or of the local matmul, computes which tile of which step, and in which order?
 
 CTAs work in rounds of one tile each. Where that saves a round, the last round of a step goes on into the next one: the
 tiles of all steps are dealt out in one sequence, so the first tile of a step goes to the CTA after the one that has the
@@ -19,7 +19,7 @@ from cmm.hopper.plan import Plan
 
 @dataclasses.dataclass(frozen=True)
 class Rounds:
-    """The tiles of all steps, dealt out to CTAs.
+    """The tiles of all steps, dealt out to CTAs, for kernels that span steps and compute halves of tiles.
 
     Attributes:
       plan: the tiles of one step.

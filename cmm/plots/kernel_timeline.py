@@ -26,7 +26,7 @@ _LEFT, _RIGHT = MARGIN + 2.3, 0.2
 KEY = (
     "Full colour: products of one shard. Pale: the epilogue of a tile (multiplier), "
     "or stores to the neighbour under way (sends). Crosswise hatched, blue: the loader waits for signals from the "
-    "neighbour. Hatched, gray: waits inside the CTA, or until stores are complete. Dot: a signal. Column: that of the "
+    "neighbour. Hatched, grey: waits inside the CTA, or until stores are complete. Dot: a signal. Column: that of the "
     "result in which all tiles of the CTA lie."
 )
 MEASURED = "Times of all devices are on one axis."

@@ -28,7 +28,7 @@ ORDER_KEY = (
 )
 STAGES_KEY = (
     "One lane is one stage in shared memory; numbers count uses. Light: TMA loads the tiles of A and B. Dark: they are "
-    "multiplied. Gray: the stage waits. Simulated: the order holds, lengths say nothing about GPUs."
+    "multiplied. Grey: the stage waits. Simulated: the order holds, lengths say nothing about GPUs."
 )
 SENDS_KEY = (
     "Arrow: from the stage at its foot the tile of A goes to the neighbour, not to the lane above. "

@@ -55,7 +55,7 @@ def cells_of(layout: Layout) -> Cells:
         halved = Rounds(plan, layout.axis_size).deal.halved
         linear, whole = cta + index * plan.num_ctas, layout.axis_size * tiles - halved
         exists = linear < whole + 2 * halved
-        half = np.where(linear >= whole, 1 + (linear - whole) % 2, 0)
+        half = np.where(exists & (linear >= whole), 1 + (linear - whole) % 2, 0)
         step, linear = np.divmod(np.where(half, whole + (linear - whole) // 2, linear), tiles)
     else:
         mine = (tiles - cta + plan.num_ctas - 1) // plan.num_ctas

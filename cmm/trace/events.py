@@ -37,12 +37,14 @@ class KernelEvent(Event):
       role: see `cmm.hopper.marks.ROLES`; empty for "kernel".
       step: of the ring.
       tile: row and column of the result's tile within a step.
+      half: 0 for a whole tile; 1 for the upper half of one that two CTAs share, 2 for the lower half.
       k_step: number of the product at which it begins, within its tile.
     """
 
     role: str = ""
     step: int | None = None
     tile: tuple[int, int] | None = None
+    half: int | None = None
     k_step: int | None = None
 
 
@@ -103,10 +105,11 @@ class _Reader:
         tile = cell - self.cells.k_step[self.cta, cell] // every  # The cell that opens this tile.
         last = (cell + 1 - tile) * every == self.layout.plan.k_steps
         end = self._at("done", role, tile) if last else self._at("full", role, cell + 1)
-        flops = 2 * config.tile_m * config.tile_n * config.tile_k * every
+        parts = self._parts(cell)
+        flops = 2 * config.tile_m * config.tile_n * config.tile_k * every // parts
         self._add("tile_product", self._end("full", role, cell), end, role, cell, flops=flops)
         if cell == tile:
-            num_bytes = config.tile_m * config.tile_n * _ITEMSIZE_BYTES
+            num_bytes = config.tile_m * config.tile_n * _ITEMSIZE_BYTES // parts
             self._span("store", "store", role, cell, name="epilogue", num_bytes=num_bytes)
         if role == MULTIPLIERS and not self.is_fast:
             for span, name in (("send", "store read"), ("read", "store read"), ("complete", "store complete")):
@@ -123,7 +126,8 @@ class _Reader:
             name = self._semaphore(self.cells.step[self.cta, cell] - 1, cell)
             self._span("wait", "ready", LOADER, cell, name=name, awaited=signals, value=signals)
             issued = max(issued, ready)
-        num_bytes = (config.cta_tile_m + config.cta_tile_n) * config.tile_k * _ITEMSIZE_BYTES
+        rows = config.cta_tile_m // self._parts(cell)
+        num_bytes = (rows + config.cta_tile_n) * config.tile_k * _ITEMSIZE_BYTES
         self._add("load", issued, self._end("full", MULTIPLIERS, cell), LOADER, cell, num_bytes=num_bytes)
 
     def _sender(self, cell):
@@ -146,6 +150,10 @@ class _Reader:
     def _signal(self, at, role, cell):
         name = self._semaphore(self.cells.step[self.cta, cell], cell)
         self._add("signal", at, at, role, cell, peer=self._below(), value=1, name=name)
+
+    def _parts(self, cell) -> int:
+        """Returns how many CTAs share the tile."""
+        return 2 if self.cells.half[self.cta, cell] else 1
 
     def _semaphore(self, step, cell) -> str:
         if not self.is_fast:
@@ -181,5 +189,5 @@ class _Reader:
         if cell is not None:
             tile = int(self.cells.m_tile[self.cta, cell]), int(self.cells.n_tile[self.cta, cell])
             row |= {"step": int(self.cells.step[self.cta, cell]), "tile": tile}
-            row["k_step"] = int(self.cells.k_step[self.cta, cell])
+            row |= {name: int(getattr(self.cells, name)[self.cta, cell]) for name in ("half", "k_step")}
         self.rows.append(row | fields)

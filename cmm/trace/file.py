@@ -127,7 +127,9 @@ def write_perfetto(trace: Trace, path, ctas=None) -> pathlib.Path:
         thread = event.cta * 8 + (0 if event.kind == "kernel" else 1 + (event.thread or 0) + (event.warp or 0))
         # Slices of one thread must not overlap in this format; loads and sends do, so they are asynchronous.
         names[event.device, thread] = f"CTA {event.cta:03} {event.role}".strip()
-        where = {name: getattr(event, name) for name in ("step", "tile", "k_step", "awaited", "peer", "num_bytes")}
+        where = {
+            name: getattr(event, name) for name in ("step", "tile", "half", "k_step", "awaited", "peer", "num_bytes")
+        }
         common = {"name": event.name or event.kind, "cat": event.kind, "pid": event.device, "tid": thread}
         start_us, end_us = event.start_s * 1e6, event.end_s * 1e6
         args = {"args": {name: value for name, value in where.items() if value is not None}}

@@ -13,7 +13,7 @@ def summarize(trace: Trace) -> dict:
       call_us: for each device, from the begin of its first CTA to the end of its last.
       device_start_us, device_end_us: when that is, from the begin of the first device; off by `device_bound_us`.
       cta_start_spread_us, cta_end_spread_us: for each device, from the first CTA to the last.
-      epilogue_us: rounding and storing one tile.
+      epilogue_us: rounding and storing one tile, or half of one.
       step_change_us: from the last product of a step to when the first of the next can start, for each multiplier.
       hidden_send_share: share of the time in which a CTA has stores to the neighbour under way that lies under its
         products. Waits for a full stage count as no product, as far as they were noted.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import jax
 
 from cmm.hopper import all_gather_lhs_matmul, all_gather_lhs_matmul_fast, default_config
+from cmm.hopper.calls import rounds_of
 from cmm.hopper.candidates import candidates
 from cmm.peers import jax_example
 from cmm.roofline import Problem
@@ -37,10 +38,10 @@ class Tunable:
     cached: bool = True
 
 
-def _hopper_candidates(problem, device, steps=1):
+def _hopper_candidates(problem, device, kernel="pallas"):
     """Returns the configuration that a kernel takes without a search, and then the others."""
-    halves = steps == problem.axis_size  # See `cmm.hopper.calls.plan_step`.
-    sizes = (problem.m_shard, problem.n_shard, problem.k, problem.dtype, device.core_count, steps, halves)
+    rounds = rounds_of(kernel, problem.axis_size)
+    sizes = (problem.m_shard, problem.n_shard, problem.k, problem.dtype, device.core_count, *rounds.values())
     others = candidates(*sizes)
     if not others:
         return []
@@ -54,7 +55,7 @@ _ANNOUNCEMENTS_FOR = 4
 
 
 def _fast_candidates(problem, device):
-    plain = _hopper_candidates(problem, device, problem.axis_size)
+    plain = _hopper_candidates(problem, device, "pallas_fast")
     others = [
         dataclasses.replace(config, **changes) for config in plain[:_ANNOUNCEMENTS_FOR] for changes in _ANNOUNCEMENTS
     ]
