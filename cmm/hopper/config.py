@@ -194,9 +194,9 @@ _BYTES_COST, _COST_PER_LOAD = 52, 1024
 # these were fitted to times of the fast kernel on one H200 that is its own neighbour (`cmm.hopper.loopback`), with 64
 # to 768 rows per step. The way over NVLink is not in them.
 _HOP_COST = 15 << 20
-# Of the time of a round of whole tiles with `_FULL_ROUND` CTAs, one in which many CTAs have no tile, and leave their
-# power to the others, takes `_COOL_ROUND`. A round of halves takes `_HALF_ROUND` of one of whole tiles. Fitted
-# likewise, with 600 to 1300 rows per step, and with products of a single device.
+# Of the time of a round of whole tiles with `_FULL_ROUND` CTAs, one in which many CTAs have no tile, and presumably
+# leave their power to the others, takes `_COOL_ROUND`. A round of halves takes `_HALF_ROUND` of one of whole tiles.
+# Fitted likewise, with 600 to 1300 rows per step, and with products of a single device.
 _COOL_ROUND, _FULL_ROUND, _HALF_ROUND = 0.925, 128, 0.6
 
 

@@ -7,8 +7,8 @@ Three ways to deal out tiles, from the plainest to the one that wastes least:
 - *Halving the rest*: where the last round of all has tiles for at most half of the CTAs, each of these tiles is cut in
   two halves above each other, one for each of two CTAs. On one H200 (`cmm.hopper.loopback`) such a round took half of
   the time of another one or somewhat more, and kernels 2 to 12 % less time: one product of 768 rows 36.7 µs in place of
-  41.5, four of 1024 x 4096 x 3584 157 in place of 162. With many rounds there is little to gain: multiprocessors that
-  idle leave their power to the others, so the rounds before are faster. Halves in the first round, while the first
+  41.5, four of 1024 x 4096 x 3584 157 in place of 162. With many rounds there is little to gain: where multiprocessors
+  idle, rounds were seen to be faster, presumably because power is the limit. Halves in the first round, while the first
   tiles of the next step arrive, gained nothing: kernels took as long, or up to 5 µs longer.
 """
 
