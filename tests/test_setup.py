@@ -282,7 +282,8 @@ def checkout(tmp_path):
     shutil.copytree(ROOT / ".ci", root / ".ci")
     for name in ("Makefile", "requirements.txt", "pyproject.toml"):
         shutil.copy(ROOT / name, root / name)
-    write_script(root / "tools" / "python3.12", FAKE_INTERPRETER)
+    # Under the name that is looked for first, lest an interpreter of this machine come before it.
+    write_script(root / "tools" / "python3.13", FAKE_INTERPRETER)
     return Checkout(root)
 
 
