@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from cmm import devices, provenance, reference
 from cmm.bench.records import PARTIAL
+from cmm.bench.suites_report import shape_text, shape_texts
 from cmm.cli import positive, repeating
 from cmm.measure import Program, spread
 from cmm.protocol import order_in_round
@@ -131,10 +132,6 @@ def _check(start, pair, steps) -> dict:
     }
 
 
-def _shape(p) -> str:
-    return f"{p.m_shard} × {p.k} × {p.n_shard}"
-
-
 def _cells(record) -> list[tuple[str, ...]]:
     rows, several = [], len({row["problem"]["dtype"] for row in record["rows"]}) > 1
     for row in record["rows"]:
@@ -143,7 +140,7 @@ def _cells(record) -> list[tuple[str, ...]]:
         cells = [f"{spread(own).median:.1f}{w}" if own else "none fits" for own, w in zip(times, wrong)]
         found = ratio(row, "pallas_fast")
         p = Problem(**row["problem"])
-        shape = f"{p.dtype}, {_shape(p)}" if several else _shape(p)
+        shape = shape_texts([p], with_dtype=several)[0]
         rows.append((shape, str(p.axis_size), *cells, spread_text(found, 2) if found else ""))
     return rows
 
@@ -179,7 +176,7 @@ def main(arguments=None) -> int:
         for problem in problems:
             if time.monotonic() > until:
                 break
-            progress.update(task, description=f"{_shape(problem)}, {problem.axis_size} steps")
+            progress.update(task, description=f"{shape_text(problem)}, {problem.axis_size} steps")
             rows.append(measure(problem, gpu, options.rounds))
             path.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")  # What is measured stays.
             progress.advance(task)

@@ -23,6 +23,15 @@ def gpus():
     return found
 
 
+@pytest.fixture(scope="session")
+def hopper():
+    """The first GPU; skips the test where it is not of the Hopper generation."""
+    gpu = devices.find_devices()[0]
+    if not getattr(gpu, "compute_capability", "").startswith("9."):
+        pytest.skip(f"needs a Hopper GPU, found {gpu.device_kind}")
+    return gpu
+
+
 class Case:
     """Operands on a mesh of simulated devices, or of others if given, and the product that they must give."""
 

@@ -70,7 +70,7 @@ class Late:
 def draw_late(rng, num_devices, axis_size, plan, has_sender=False) -> Late:
     """Returns somebody who is late: a role of one CTA or of each, all roles, or now and then the device itself."""
     spans = (has_sender or axis_size == 1) and Rounds(plan, axis_size).span_steps
-    last = min(plan.m_tiles * plan.n_tiles * (axis_size if spans else 1), plan.num_ctas) - 1
+    last = min(plan.tiles * (axis_size if spans else 1), plan.num_ctas) - 1
     cta = int(rng.choice([0, min(1, last), min(plan.m_tiles - 1, last), last, ANY]))
     tiles = _tiles_by_step(last if cta == ANY else cta, axis_size, plan, spans)
     step = int(rng.choice(np.flatnonzero(tiles)))
@@ -218,7 +218,7 @@ def _tiles_before(plan):
     """Returns how many whole tiles of its step this CTA has before those of a plan: before a half, if it has one."""
     if not isinstance(plan, HalfPlan):
         return 0
-    return StepPlan(**vars(plan.uncut), step=plan.step, whole=plan.uncut.tiles - plan.halved).my_tiles()
+    return Rounds(plan.uncut, plan.step + 1).of_step(plan.step).my_tiles()  # Halves are of the last step.
 
 
 class _TilesByIndex:

@@ -162,21 +162,15 @@ OF_EACH_KERNEL = [
 
 
 @pytest.mark.parametrize("config, dtype", CONFIGS.values(), ids=CONFIGS)
-def test_local_matmul(config, dtype):
-    gpu = devices.find_devices()[0]
-    if not getattr(gpu, "compute_capability", "").startswith("9."):
-        pytest.skip(f"needs a Hopper GPU, found {gpu.device_kind}")
+def test_local_matmul(hopper, config, dtype):
     function = functools.partial(matmul, config=config)
-    mesh = devices.ring_mesh([gpu])
+    mesh = devices.ring_mesh([hopper])
     _calls(function, mesh, Problem(1, *SHAPE, dtype), "local", config=config).check(40)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_local_matmul_whose_last_tiles_are_halved(dtype):
-    gpu = devices.find_devices()[0]
-    if not getattr(gpu, "compute_capability", "").startswith("9."):
-        pytest.skip(f"needs a Hopper GPU, found {gpu.device_kind}")
-    calls = _calls(matmul, devices.ring_mesh([gpu]), Problem(1, 768, 1024, 4096, dtype), "local")
+def test_local_matmul_whose_last_tiles_are_halved(hopper, dtype):
+    calls = _calls(matmul, devices.ring_mesh([hopper]), Problem(1, 768, 1024, 4096, dtype), "local")
     assert Rounds(calls.plan, 1).deal.halved, "choose a shape whose last round is half empty"
     calls.check(40)
 

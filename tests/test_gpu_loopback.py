@@ -7,7 +7,6 @@ import jax
 import pytest
 
 import cmm
-from cmm import devices
 from cmm.hopper.loopback import looped_back, plan_loop
 from cmm.hopper.rounds import Rounds
 
@@ -19,15 +18,6 @@ LONG_STEPS = {(1024, 1024, 9216), (2048, 1024, 3584)}
 # With so many steps the last tiles are halved.
 HALVED = {(1280, 4096, 4096): 2, (1024, 4096, 3584): 4}
 SHAPES = [(1024, 4096, 4096), (512, 4096, 2048), (512, 4096, 4096), (256, 4096, 4096), (128, 4096, 4096)]
-
-
-@pytest.fixture(scope="module")
-def hopper():
-    """The first GPU; skips where it is not of the Hopper generation."""
-    gpu = devices.find_devices()[0]
-    if not getattr(gpu, "compute_capability", "").startswith("9."):
-        pytest.skip(f"needs a Hopper GPU, found {gpu.device_kind}")
-    return gpu
 
 
 def operands(gpu, m, k, n, dtype, seed):

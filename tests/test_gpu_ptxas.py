@@ -23,10 +23,8 @@ SHAPES = [(1024, 4096, 4096), (2048, 4096, 4096), (2048, 4096, 7168), (128, 4096
 SERIALIZED, SPILLS = "wgmma.mma_async instructions are serialized", re.compile(r"\b[1-9]\d* bytes spill stores")
 
 
+@pytest.mark.usefixtures("hopper")
 def test_products_are_not_serialized_and_registers_not_spilled():
-    gpu = devices.find_devices()[0]
-    if not getattr(gpu, "compute_capability", "").startswith("9."):
-        pytest.skip(f"needs a Hopper GPU, found {gpu.device_kind}")
     child = subprocess.run(
         [sys.executable, __file__],
         env=os.environ | {"MOSAIC_GPU_DUMP_PTXAS": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},

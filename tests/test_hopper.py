@@ -112,9 +112,8 @@ def test_local_matmul(make_case, config):
 
 
 def test_local_matmul_whose_last_tiles_are_halved(make_case):
-    case = make_case(
-        256, 128, 640, "bfloat16", (1,)
-    )  # Ten tiles: seven CTAs have one each, six of them half of one more.
+    # Ten tiles: seven CTAs have one each, six of them half of one more.
+    case = make_case(256, 128, 640, "bfloat16", (1,))
     config = dataclasses.replace(SMALL, tile_n=128)
     assert config.deal(256, 640, 8).with_fewest_ctas().halved == 3
     with ci.simulate(core_count=8, seed=0) as sim:

@@ -186,16 +186,14 @@ each_run = pytest.mark.parametrize("axis_size, shape, core_count, config", RUNS.
 def test_ring(make_case, axis_size, shape, core_count, config):
     m, k, n = shape
     assert Rounds(Plan(m, n, k, config, core_count), axis_size).span_steps
-    assert (Rounds(plan_tiles(m, n, k, config, core_count, axis_size), axis_size).deal.halved > 0) == (
-        config.tile_n > 64
-    )
+    plan = plan_tiles(m, n, k, config, core_count, axis_size)
+    assert (Rounds(plan, axis_size).deal.halved > 0) == (config.tile_n > 64)
     case = make_case(m, k, n, "float16", (axis_size,))
     out, sim = _run(case, config, core_count)
     case.assert_right(out)
     assert [sim.bytes_sent(device=d) for d in range(axis_size)] == [(axis_size - 1) * m * k * 2] * axis_size
     # Chunks are short where the steps overlap, that is where a step has less than two rounds of tiles.
-    plan = Plan(m, n, k, config, core_count)
-    sends = plan_sends(with_short_chunks(plan) if plan.m_tiles * plan.n_tiles < 2 * core_count else plan)
+    sends = plan_sends(with_short_chunks(plan) if plan.tiles < 2 * core_count else plan)
     signals = (axis_size - 1) * plan.m_tiles * sends.chunks * sends.signals
     assert sum(event.kind == "signal" for event in sim.events) == axis_size * signals
 

@@ -95,7 +95,7 @@ class Layout:
     @property
     def cells(self) -> int:
         """Number of cells of the CTA that has most tiles."""
-        tiles = -(-self.plan.m_tiles * self.plan.n_tiles // self.plan.num_ctas)
+        tiles = -(-self.plan.tiles // self.plan.num_ctas)
         return self.axis_size * tiles * self.plan.k_steps // self.every
 
     @property

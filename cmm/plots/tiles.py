@@ -40,7 +40,7 @@ def tile_order(plan: Plan) -> list[tuple[int, int]]:
     """Returns row and column of every tile in the order of `plan`: CTA `c` has numbers `c`, `c + num_ctas`, ...."""
     shape = (plan.m_tiles, plan.n_tiles)
     place = lambda index: plgpu.planar_snake(index, shape, plan.config.grid_minor_dim, plan.config.grid_tile_width)
-    rows, columns = jax.vmap(place)(jnp.arange(plan.m_tiles * plan.n_tiles))
+    rows, columns = jax.vmap(place)(jnp.arange(plan.tiles))
     return list(zip(np.asarray(rows).tolist(), np.asarray(columns).tolist(), strict=True))
 
 

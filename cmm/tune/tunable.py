@@ -40,12 +40,12 @@ class Tunable:
 
 def _hopper_candidates(problem, device, kernel="pallas"):
     """Returns the configuration that a kernel takes without a search, and then the others."""
+    sizes = (problem.m_shard, problem.n_shard, problem.k, problem.dtype, device.core_count)
     rounds = rounds_of(kernel, problem.axis_size)
-    sizes = (problem.m_shard, problem.n_shard, problem.k, problem.dtype, device.core_count, *rounds.values())
-    others = candidates(*sizes)
+    others = candidates(*sizes, **rounds)
     if not others:
         return []
-    default = default_config(*sizes)
+    default = default_config(*sizes, **rounds)
     return [default, *(config for config in others if config != default)]
 
 
