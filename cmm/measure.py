@@ -189,11 +189,15 @@ def wall_time_us(
     return difference_us / (long_chain - short_chain)
 
 
+def starts_us(program: Program, starts: int) -> float:
+    """Returns how long so many starts of a program of many calls take, one after the other, by the host's clock."""
+    return _chain_us(lambda pairs: program.start_chain(pairs)[-1], [(program.operands,)], starts, program.wait)
+
+
 def wall_time_in_program_us(program: Program, short_starts: int, long_starts: int) -> float:
     """Returns the time of one call within a program of many, by the host's clock: the difference of two chains."""
-    arguments = (lambda operands: program.start_chain(operands)[-1], [(program.operands,)])
-    difference_us = wall_time_us(*arguments, short_starts, long_starts, program.wait)
-    return difference_us / len(program.operands)
+    difference_us = starts_us(program, long_starts) - starts_us(program, short_starts)
+    return difference_us / (long_starts - short_starts) / len(program.operands)
 
 
 def blocked_time_us(start: Callable, operands: Sequence) -> float:

@@ -206,10 +206,9 @@ def test_timelines_of_recorded_calls(tmp_path):
 def test_measuring_makes_an_account_of_every_method_that_runs(monkeypatch):
     """All but the GPUs' record: kernels run on simulated devices, their kernel times are made up."""
     mesh, problem = devices.ring_mesh(jax.devices("cpu")[:2]), Problem(2, 128, 128, 256, "float16")
-    for name, value in (("CALLS", 2), ("_SHORT_STARTS", 1), ("_LONG_STARTS", 2)):
-        monkeypatch.setattr(account_run, name, value)
-    for name in ("CALLS", "STARTS"):
-        monkeypatch.setattr(account_round, name, 2)
+    small = {"CALLS": 2, "STARTS": 2, "SHORT_STARTS": 1, "LONG_STARTS": 2}
+    for (name, value), module in itertools.product(small.items(), (account_round, account_run)):
+        monkeypatch.setattr(module, name, value)
     in_shard_map = rungs.in_shard_map
 
     def record_in_turn(runs, mark, gpus):
@@ -279,22 +278,43 @@ def test_recorded_calls_that_cannot_be_read_are_left_out_and_named(look_inside):
 
 @pytest.mark.parametrize("recorded_first", [False, True])
 def test_calls_are_timed_as_usual_and_while_gpus_are_recorded(monkeypatch, recorded_first):
-    recording, order = [], []
+    # While it is recorded, the host is late with each start by as long as the GPUs work on it.
+    order = []
+    start_us = lambda program: account_round.CALLS * program
 
-    def profiled(run):
-        recording.append(True)
-        run()
-        recording.pop()
+    def recorded_us(program, starts):
+        order.append("recorded")
+        return 500.0 + starts * 2 * start_us(program)
 
-    def wall_us(program, short, long):
-        order.append(bool(recording))
-        return program + 20.0 * bool(recording)
+    def usual_us(program, short, long):
+        order.append("usual")
+        return program
 
-    monkeypatch.setattr(account_run, "profiled", profiled)
-    monkeypatch.setattr(account_run, "wall_time_in_program_us", wall_us)
+    def record_in_turn(runs, mark, gpus):
+        found = []
+        for number, (run, wait) in enumerate(runs):
+            wait(run())
+            time_us, starts = (95.0, 150.0)[number // 2], (account_round.LONG_STARTS, 4)[number % 2]
+            calls = [
+                2 * start_us(time_us) * start + time_us * call
+                for start in range(starts)
+                for call in range(account_round.CALLS)
+            ]
+            found.append([GpuEvent(d, "1", "mosaic", at, at + time_us) for at in calls for d in range(gpus)])
+        return found
+
+    monkeypatch.setattr(account_run, "wall_time_in_program_us", usual_us)
+    monkeypatch.setattr(account_round, "starts_us", recorded_us)
+    monkeypatch.setattr(account_round, "record_in_turn", record_in_turn)
     methods = [types.SimpleNamespace(program=time_us) for time_us in (95.0, 150.0)]
-    assert account_run._walls_us(methods, recorded_first) == ([95.0, 150.0], [115.0, 170.0])
-    assert order == [recorded_first] * 2 + [not recorded_first] * 2
+    usual, walls = account_run._walls(methods, None, 2, recorded_first)
+    assert usual == [95.0, 150.0] and [wall.call_us for wall in walls] == pytest.approx([190.0, 300.0])
+    assert order == (["recorded"] * 4 + ["usual"] * 2 if recorded_first else ["usual"] * 2 + ["recorded"] * 4)
+    for time_us, wall in zip(usual, walls):  # By how much the host was late is a gap.
+        period = wall.period_us(1)
+        assert period["matmul"] == pytest.approx(time_us) and period["gap"] == pytest.approx(time_us, rel=0.03)
+        with pytest.raises(IncompleteRecording):
+            dataclasses.replace(wall, gpus=3).period_us(1)
 
 
 def test_simulated_devices_have_no_account():

@@ -1,4 +1,4 @@
-"""One round of an account: every program of every method runs once under one profiler, and is read."""
+"""One round of an account: every program of every method runs under a profiler, and is read."""
 
 import dataclasses
 import functools
@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from cmm.completeness import check_complete
-from cmm.measure import Program
+from cmm.measure import Program, starts_us
 from cmm.recording import GpuEvent, record_in_turn
 from cmm.trace.account_terms import Round
 from cmm.trace.call import Trace, read_trace
@@ -17,7 +17,8 @@ from cmm.trace.offsets import between, offsets_from
 from cmm.trace.periods import kernel_us, period_parts_us
 
 CALLS = 8  # In one program, on as many operand pairs, as in the ladder.
-STARTS = 4  # While the GPUs are recorded; the first one does not count.
+STARTS = 4  # Of each program, for the times of kernels; the first one does not count.
+SHORT_STARTS, LONG_STARTS = 4, 32  # Of the chains that the host's clock times.
 NOTING = ("recorded", "twin_recorded")
 
 
@@ -76,6 +77,42 @@ class Piece:
         return {device: kernel_us(events, STARTS, CALLS) for device, events in self.events.items()}
 
 
+@dataclasses.dataclass(frozen=True)
+class Wall:
+    """How long a program's two chains of starts took by the host's clock, and what GPUs did in the longer one."""
+
+    long_us: float
+    short_us: float
+    gpus: int
+    events: dict[int, list[GpuEvent]]
+
+    @property
+    def call_us(self) -> float:
+        """The time of one call: the difference of both chains."""
+        return (self.long_us - self.short_us) / (LONG_STARTS - SHORT_STARTS) / CALLS
+
+    def period_us(self, device: int) -> dict[str, float]:
+        """Returns `period_parts_us` of a GPU; raises `IncompleteRecording` if events are missing."""
+        check_complete(self.events, LONG_STARTS * CALLS, self.gpus)
+        return period_parts_us(self.events[device], LONG_STARTS, CALLS)
+
+
+def record_walls(methods, mark, gpus) -> list[Wall]:
+    """Times the program of each method by the host's clock while one profiler records the GPUs.
+
+    So host and GPUs tell of the same calls: what keeps the GPUs waiting for a start is a gap in their record.
+    """
+    times_us = []
+    runs = [
+        (lambda program=method.program, starts=starts: times_us.append(starts_us(program, starts)), lambda _: None)
+        for method in methods
+        for starts in (LONG_STARTS, SHORT_STARTS)
+    ]
+    recorded = record_in_turn(runs, mark, gpus)
+    chains = zip(times_us[::2], times_us[1::2], recorded[::2], strict=True)
+    return [Wall(long_us, short_us, gpus, _by_gpu(events)) for long_us, short_us, events in chains]
+
+
 def record_round(methods, around, mark, gpus) -> dict[tuple, Piece]:
     """Runs all programs of all methods under one profiler; before and after what notes times, timers are compared."""
     pieces = {}
@@ -97,17 +134,29 @@ def record_round(methods, around, mark, gpus) -> dict[tuple, Piece]:
 
     runs = [(functools.partial(run, piece, kind), jax.block_until_ready) for kind, piece in pieces.items()]
     for piece, events in zip(pieces.values(), record_in_turn(runs, mark, gpus), strict=True):
-        for event in events:
-            piece.events.setdefault(event.device, []).append(event)
+        piece.events = _by_gpu(events)
     return pieces
+
+
+def _by_gpu(events: list[GpuEvent]) -> dict[int, list[GpuEvent]]:
+    found: dict[int, list[GpuEvent]] = {}
+    for event in events:
+        found.setdefault(event.device, []).append(event)
+    return found
 
 
 def _start(program):
     return [program.start_chain(program.operands) for _ in range(STARTS)]
 
 
-def read_round(method, wall_us, wall_recorded_us, pieces) -> Round:
-    """Returns what a round says of a method; the times are those of `Round`.
+def read_round(method, wall_us, wall, pieces) -> Round:
+    """Returns what a round says of a method.
+
+    Args:
+      method: whose.
+      wall_us: time of a call by the host's clock while nobody records.
+      wall: the same while GPUs are recorded.
+      pieces: what `record_round` has recorded.
 
     Raises:
       ValueError, RuntimeError: its recording is not complete.
@@ -115,9 +164,9 @@ def read_round(method, wall_us, wall_recorded_us, pieces) -> Round:
     of = lambda kind: pieces[method.name, kind]
     kernels_us = of("program").kernels_us()
     slowest = max(kernels_us, key=kernels_us.get)
-    period = period_parts_us(of("program").events[slowest], STARTS, CALLS)
+    period = wall.period_us(slowest)
     if method.twin is None:
-        return Round(wall_us, wall_recorded_us, kernels_us[slowest], period)
+        return Round(wall_us, wall.call_us, kernels_us[slowest], period)
     parts, traces = _look_inside(method, "recorded", pieces)
     twin_parts, _ = _look_inside(method, "twin_recorded", pieces)
     twin_us, recorded_us, twin_recorded_us = (
@@ -125,7 +174,7 @@ def read_round(method, wall_us, wall_recorded_us, pieces) -> Round:
     )
     method.traces += traces
     inside = twin_us, parts, twin_parts, recorded_us, twin_recorded_us
-    return Round(wall_us, wall_recorded_us, kernels_us[slowest], period, *inside)
+    return Round(wall_us, wall.call_us, kernels_us[slowest], period, *inside)
 
 
 def _look_inside(method, kind, pieces) -> tuple[dict[str, float], list[Trace]]:

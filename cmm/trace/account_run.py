@@ -11,17 +11,27 @@ from cmm import devices, provenance
 from cmm.chain import chained
 from cmm.measure import Program, spread, wall_time_in_program_us
 from cmm.protocol import order_in_round
-from cmm.recording import make_mark, profiled
+from cmm.recording import make_mark
 from cmm.roofline import Problem
 from cmm.rungs import AXIS, GEMM_ONLY, RUNGS, in_shard_map
 from cmm.trace.account import Account, MethodAccount
-from cmm.trace.account_round import CALLS, STARTS, Method, Recorded, read_round, record_round
+from cmm.trace.account_round import (
+    CALLS,
+    LONG_STARTS,
+    SHORT_STARTS,
+    STARTS,
+    Method,
+    Recorded,
+    Wall,
+    read_round,
+    record_round,
+    record_walls,
+)
 from cmm.trace.account_terms import account_of
 from cmm.trace.call import OffsetsAround
 from cmm.trace.record import KERNELS, multiply_as_twin, record_events, record_twin, recorded_program
 
 METHODS = ("naive", "ring", "ring_copy_engines", *KERNELS)
-_SHORT_STARTS, _LONG_STARTS = 4, 32
 _FEWEST_ROUNDS = 3
 
 
@@ -76,14 +86,14 @@ def measure_account(
         report(f"round {done + 1} of {rounds}", 0.4 + 0.6 * done / rounds)
         in_order = [methods[place] for place in order_in_round(len(methods), done)]
         try:
-            walls_us = _walls_us(in_order, recorded_first=done % 2 == 1)
+            walls = _walls(in_order, mark, mesh.size, recorded_first=done % 2 == 1)
             pieces = record_round(in_order, around, mark, mesh.size)
         except Exception as error:
             skipped[f"round {done + 1}"] = f"{type(error).__name__}: {error}"
-            walls_us = [], []
-        for method, wall_us, recorded_us in zip(in_order, *walls_us):
+            walls = [], []
+        for method, wall_us, wall in zip(in_order, *walls):
             try:
-                method.rounds[done] = read_round(method, wall_us, recorded_us, pieces)
+                method.rounds[done] = read_round(method, wall_us, wall, pieces)
             except Exception as error:
                 skipped[f"{method.name}, round {done + 1}"] = f"{type(error).__name__}: {error}"
         done += 1
@@ -102,8 +112,9 @@ def measure_account(
             f"{CALLS} calls on distinct operand pairs chained in a program, "
             f"started {STARTS} times while recorded, one profile a round, the first start and the first call of each "
             "start not counted; the last start also from inside; "
-            f"wall time: {_SHORT_STARTS} and {_LONG_STARTS} starts, difference per call, as usual and while GPUs are "
-            "recorded, taking turns to be first; parts of chains: mean over the middle half of the recorded calls of a "
+            f"wall time: {SHORT_STARTS} and {LONG_STARTS} starts, difference per call, as usual and while GPUs are "
+            f"recorded, taking turns to be first; what runs beside kernels, and gaps: in those {LONG_STARTS} starts "
+            "but the first; parts of chains: mean over the middle half of the recorded calls of a "
             "round, by their length; medians over rounds, one process"
         ),
         date=datetime.date.today().isoformat(),
@@ -145,19 +156,13 @@ def _warm_up(method) -> None:
         program.wait(program.start_chain(program.operands))
 
 
-def _walls_us(methods, recorded_first) -> tuple[list[float], list[float]]:
+def _walls(methods, mark, gpus, recorded_first) -> tuple[list[float], list[Wall]]:
     """Returns the time per call of each method by the host's clock: as usual, and while GPUs are recorded."""
-    usual_us, recorded_us = [], []
-
-    def measure(into):
-        into += [wall_time_in_program_us(method.program, _SHORT_STARTS, _LONG_STARTS) for method in methods]
-
-    if not recorded_first:
-        measure(usual_us)
-    profiled(lambda: measure(recorded_us))
+    usual = lambda: [wall_time_in_program_us(method.program, SHORT_STARTS, LONG_STARTS) for method in methods]
     if recorded_first:
-        measure(usual_us)
-    return usual_us, recorded_us
+        walls = record_walls(methods, mark, gpus)
+        return usual(), walls
+    return usual(), record_walls(methods, mark, gpus)
 
 
 def _unreadable(methods) -> dict[str, str]:
