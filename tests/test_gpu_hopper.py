@@ -20,6 +20,7 @@ from late_kernels import SENDER, Calls, Late, addresses, assert_right
 
 import cmm
 from cmm import devices
+from cmm.chain import chained
 from cmm.hopper import (
     MatmulDimension,
     TuningConfig,
@@ -40,6 +41,7 @@ pytestmark = pytest.mark.gpu
 
 SHAPE = (1024, 4096, 4096)
 ROWS, COLUMNS = P("x", None), P(None, "x")
+CALLS_IN_LINE = 4  # In one program.
 SIDE_BY_SIDE = TuningConfig(128, 128, wg_dimension=MatmulDimension.N)
 # 512 tiles of the result for each shard: several for each CTA.
 SMALL_TILES = TuningConfig(64, 64, max_concurrent_steps=2)
@@ -281,6 +283,30 @@ def test_many_calls_without_a_wait_between(calls):
         for seed, (pair, out) in enumerate(zip(operands, outs)):
             name = f"seed {seed}, {late[seed]}, in a row and alone"
             assert_right(calls.measure(out, alone[seed], *pair), calls.problem, name)
+
+
+@each_method
+def test_programs_that_wait_in_line_with_other_memory_each(hoppers, method):
+    # The host runs ahead, as in a training loop. Results are kept and other arrays come and go, so from start to start
+    # results and scratch buffers lie elsewhere, here and on the peers.
+    calls = _door_calls(devices.ring_mesh(hoppers), "float16", method)
+    operands = [calls.operands(seed) for seed in range(8)]
+    alone = [jax.block_until_ready(calls.call(pair)) for pair in operands]
+    for seed, out in enumerate(alone):
+        assert_right(calls.measure(out, out, *operands[seed]), calls.problem, f"seed {seed}, alone")
+    specs = {"in_specs": ([(ROWS, COLUMNS)] * CALLS_IN_LINE,), "out_specs": [COLUMNS] * CALLS_IN_LINE}
+    chain = jax.jit(jax.shard_map(chained(_door(method)), mesh=calls.mesh, **specs))
+    jax.block_until_ready(chain(operands[:CALLS_IN_LINE]))
+    calls.poison()
+    rng, by_device, kept = np.random.default_rng(0), NamedSharding(calls.mesh, ROWS), []
+    for _ in range(24):
+        chosen = rng.permutation(len(operands))[:CALLS_IN_LINE]
+        nans = [jnp.full((calls.mesh.size, 2**power), jnp.nan, device=by_device) for power in rng.integers(14, 23, 2)]
+        kept.append((chosen, chain([operands[seed] for seed in chosen]), nans[0]))  # The memory of the other is free.
+    are_equal = jax.jit(lambda outs, others: [jnp.array_equal(a, b) for a, b in zip(outs, others)])
+    for start, (chosen, outs, _) in enumerate(kept):
+        equal = are_equal(outs, [alone[seed] for seed in chosen])
+        assert all(equal), f"start {start}: calls equal to those alone: {[bool(one) for one in equal]}"
 
 
 @each_method

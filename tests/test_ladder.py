@@ -241,6 +241,7 @@ def test_each_rung_has_one_change_more():
         assert before.items() < after.items() and len(after) == len(before) + 1
 
 
+@pytest.mark.slow
 def test_the_command_on_simulated_devices(tmp_path):
     command = [sys.executable, "-m", "cmm.ladder", "--simulate", "--devices", "2", "--processes", "2", "--rounds", "1"]
     done = subprocess.run([*command, "--out", str(tmp_path)], capture_output=True, text=True, timeout=200)

@@ -78,6 +78,7 @@ def test_a_program_that_fails_leaves_the_others_their_times(torch_environment, f
     assert all(result.status == "measured" and result.ratio_to_gemm_only for result in results.values())
 
 
+@pytest.mark.slow
 def test_a_program_that_hangs_leaves_the_others_their_times(torch_environment):
     for timeout_s in (10, 40, 160):  # On a busy machine it may take long until the workers have begun.
         results = _run_programs({"torch_symm_mem": "hangs"}, timeout_s)
@@ -91,6 +92,7 @@ def test_a_program_that_hangs_leaves_the_others_their_times(torch_environment):
     assert results["torch_symm_mem"].reason.startswith("no answer from the workers of rank 0, 1")
 
 
+@pytest.mark.slow
 def test_every_program_fails_for_its_own_reason(torch_environment):
     results = _run_programs({"torch_gemm_only": "dies", "torch_nccl": "raises"})
     assert results["torch_gemm_only"].reason == "rank1 ended with exit code -9 and no report"

@@ -55,6 +55,13 @@ def test_cycles_give_fine_times_though_the_timer_is_coarse(tick_ns):
     assert clock.disagreement_ns < 150 + 0.2 * tick_ns
 
 
+def test_what_nobody_wrote_is_no_time_even_if_it_looks_like_nanoseconds_of_this_call():
+    raw, truth_ns = _fake_record(32)
+    raw[3, 1, HEADER + 2] = raw[3, 1, HEADER + 3] + np.int32([10**8, 0])
+    _, clock = _largest_error_ns(raw, truth_ns)
+    assert clock.disagreement_ns < 200
+
+
 @pytest.mark.parametrize("tick_ns, source", [(32, "timer"), (1000, "cycles")])
 def test_the_length_of_a_cycle_may_change(tick_ns, source):
     error_ns, clock = _largest_error_ns(*_fake_record(tick_ns, rates=(1.7, 1.8)))

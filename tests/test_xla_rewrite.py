@@ -65,6 +65,7 @@ def test_the_rewrite_is_recognised():
     assert xla_rewrite.what_happened(Compiled(REWRITTEN.text + gathers.text)).startswith("not rewritten: ")
 
 
+@pytest.mark.slow
 def test_xla_on_simulated_devices():
     results = {r.name: r for r in run_peer("cmm.peers.xla_rewrite", PROBLEM, 90, simulate=True)}
     programs = [name for variant in xla_rewrite.VARIANTS for name in xla_rewrite.options_by_name(variant)]

@@ -139,11 +139,13 @@ def device_times(raw) -> tuple[np.ndarray, int, Clock]:
     by_timer, by_cycles = ticks.by_timer(raw), ticks.by_cycles(raw, rate)
     by_timer[:, :, [BEGIN, END]] = timer - ticks.origin
     by_cycles[:, :, [BEGIN, END]] = ticks.from_cycles(cycles, rate)
-    # What a slot holds that nobody wrote to in this call is older, or no time at all.
+    # What a slot holds that nobody wrote to in this call is older, or no time at all. Low halves come again after 4 s,
+    # so such nanoseconds may be of this call by chance, but cycles then do not fit to them.
     noted = (by_timer >= by_timer[:, :, [BEGIN]]) & (by_timer <= by_timer[:, :, [END]])
     noted[:, :, [TICK, TICK + 1, TICK + 2, BEGIN + 1, END + 1]] = False
-    early, late = by_timer - by_cycles, by_cycles - by_timer - tick_ns
-    disagreement_ns = float(np.max(np.maximum(early, late), where=noted, initial=0))
+    apart = np.maximum(by_timer - by_cycles, by_cycles - by_timer - tick_ns)
+    noted &= apart <= by_timer[:, :, [END]] - by_timer[:, :, [BEGIN]]
+    disagreement_ns = float(np.max(apart, where=noted, initial=0))
     tick_error_ns = float(ticks.half.max() / rate)
     if is_fine(tick_ns):
         source, times, error_ns = "timer", by_timer + tick_ns / 2, tick_ns
