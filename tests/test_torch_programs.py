@@ -101,6 +101,7 @@ def test_every_program_fails_for_its_own_reason(torch_environment):
     assert fused.status == "measured" and fused.call_time_us and fused.ratio_to_gemm_only is None
 
 
+@pytest.mark.slow
 def test_without_a_program_to_blame_all_fail(torch_environment):
     results = torch_symm_mem.run_programs(_worker_without_gpu, TWO, 60)
     assert {(result.status, result.reason) for result in results} == {("failed", "rank0: ValueError: no GPU")}

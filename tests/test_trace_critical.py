@@ -54,6 +54,7 @@ def test_one_device_is_its_own_twin(kernel):
     assert summarize(trace)["step_change_us"] is None
 
 
+@pytest.mark.slow
 def test_a_pause_of_the_sender_lengthens_the_chain_of_the_device_below():
     """The readable kernel on two devices: a CTA of column 0 of device 1 pauses, and device 0 waits for it."""
     usual, _ = traced_call("pallas", every=1)

@@ -85,6 +85,7 @@ def test_a_pause_lengthens_its_stretch(kernel, use, name):
     assert max(longer, key=longer.get) == name and longer[name] == pytest.approx(PAUSE_US, abs=0.2 * PAUSE_US)
 
 
+@pytest.mark.slow
 def test_the_links_of_a_step_change_say_that_column_0_is_late():
     shape = {"axis_size": 2, "core_count": 4, "every": 1, "shape": (128, 512, 256)}  # One row of four tiles.
     pause = Delay(device=0, cta=0, role=MULTIPLIERS, use=7, duration_ns=int(1e3 * PAUSE_US))

@@ -17,7 +17,7 @@ each_kernel = pytest.mark.parametrize("kernel", KERNELS)
 SMALL = TuningConfig(tile_m=64, tile_n=64, tile_k=64, max_concurrent_steps=2)
 CASES = {  # Devices, multiprocessors, configuration, which products are noted, sizes of a shard.
     "two devices": (2, 2, SMALL, None, (256, 512, 192)),
-    "three devices": (3, 2, SMALL, 1, (256, 256, 192)),
+    "three devices": (3, 2, SMALL, 1, (256, 128, 192)),
     "minor N": (
         2,
         3,
