@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from cmm.completeness import IncompleteRecording, check_complete
-from cmm.recording import GpuEvent, busy_us, matmul_us, others_us, record, record_in_turn, split_calls
+from cmm.recording import GpuEvent, busy_us, by_gpu, matmul_us, others_us, record, record_in_turn, split_calls
 from cmm.results import Spread
 
 RECORDINGS = 3  # A recording that lacks events is made again.
@@ -148,9 +148,7 @@ def _summary_of_chain(events, program, starts, gpus) -> RecordedCall:
 
 
 def _summary(events, calls, gpus, steady=None) -> RecordedCall:
-    by_device: dict[int, list[GpuEvent]] = {}
-    for event in events:
-        by_device.setdefault(event.device, []).append(event)
+    by_device = by_gpu(events)
     if not by_device:
         raise RuntimeError("The profiler recorded no GPU events. CUPTI allows one profiler at a time: is one attached?")
     check_complete(by_device, calls, gpus)

@@ -143,6 +143,14 @@ def split_at_marks(events: Sequence[GpuEvent], parts: int, gpus: int) -> list[li
     return split
 
 
+def by_gpu(events: Sequence[GpuEvent]) -> dict[int, list[GpuEvent]]:
+    """Returns the events of each GPU that has some, in the order of `events`."""
+    found: dict[int, list[GpuEvent]] = {}
+    for event in events:
+        found.setdefault(event.device, []).append(event)
+    return found
+
+
 def split_calls(events: list[GpuEvent], calls: int) -> list[list[GpuEvent]]:
     """Splits the events of one GPU into those of each of `calls` equal calls.
 

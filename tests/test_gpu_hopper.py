@@ -41,7 +41,7 @@ pytestmark = pytest.mark.gpu
 
 SHAPE = (1024, 4096, 4096)
 ROWS, COLUMNS = P("x", None), P(None, "x")
-CALLS_IN_LINE = 6  # In one program: so many that XLA hands the GPU their launches at once.
+CALLS_IN_LINE = 6  # In one program.
 SIDE_BY_SIDE = TuningConfig(128, 128, wg_dimension=MatmulDimension.N)
 # 512 tiles of the result for each shard: several for each CTA.
 SMALL_TILES = TuningConfig(64, 64, max_concurrent_steps=2)

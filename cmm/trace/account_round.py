@@ -9,7 +9,7 @@ import numpy as np
 
 from cmm.completeness import check_complete
 from cmm.measure import Program, starts_us
-from cmm.recording import GpuEvent, record_in_turn
+from cmm.recording import GpuEvent, by_gpu, record_in_turn
 from cmm.trace.account_terms import Round
 from cmm.trace.call import Trace, read_trace
 from cmm.trace.critical import call_us, critical_parts_us
@@ -110,7 +110,7 @@ def record_walls(methods, mark, gpus) -> list[Wall]:
     ]
     recorded = record_in_turn(runs, mark, gpus)
     chains = zip(times_us[::2], times_us[1::2], recorded[::2], strict=True)
-    return [Wall(long_us, short_us, gpus, _by_gpu(events)) for long_us, short_us, events in chains]
+    return [Wall(long_us, short_us, gpus, by_gpu(events)) for long_us, short_us, events in chains]
 
 
 def record_round(methods, around, mark, gpus) -> dict[tuple, Piece]:
@@ -134,15 +134,8 @@ def record_round(methods, around, mark, gpus) -> dict[tuple, Piece]:
 
     runs = [(functools.partial(run, piece, kind), jax.block_until_ready) for kind, piece in pieces.items()]
     for piece, events in zip(pieces.values(), record_in_turn(runs, mark, gpus), strict=True):
-        piece.events = _by_gpu(events)
+        piece.events = by_gpu(events)
     return pieces
-
-
-def _by_gpu(events: list[GpuEvent]) -> dict[int, list[GpuEvent]]:
-    found: dict[int, list[GpuEvent]] = {}
-    for event in events:
-        found.setdefault(event.device, []).append(event)
-    return found
 
 
 def _start(program):
