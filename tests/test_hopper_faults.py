@@ -9,7 +9,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 import cmm.interpret as ci
-from cmm.hopper import TuningConfig, all_gather_lhs_matmul, ring_kernel
+from cmm.hopper import TuningConfig, all_gather_lhs_matmul, ring_kernel, slots
 from cmm.hopper.ring_kernel import Send
 from cmm.schedule import neighbour
 
@@ -43,10 +43,10 @@ def _send_with(**methods):
     return {"Send": type("Send", (Send,), methods)}
 
 
-def _send_without_waiting(self, a_smem, m_tile, n_tile, k_step):
+def _send_without_waiting(self, image, m_tile, n_tile, k_step):
     @pl.when(self._is_mine(n_tile))
     def _():
-        ring_kernel.plgpu.copy_smem_to_gmem(a_smem, self.slot.at[*self.plan.a_slice(m_tile, k_step)])
+        ring_kernel.plgpu.copy_smem_to_gmem(image, self.slot.at[*slots.place(self.plan, m_tile, k_step)])
 
 
 # What is changed in the kernel's module, and the check that must catch it.

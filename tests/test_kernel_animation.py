@@ -10,7 +10,7 @@ from PIL import Image
 from cmm.plots import palette
 from cmm.plots.kernel_animation import draw_frames, kernel_animation
 from cmm.plots.kernel_frames import frames
-from cmm.plots.kernel_uses import CONFIG, K_STEPS, M_TILES, N_TILES, PROBLEM, devices_of, record_kernel
+from cmm.plots.kernel_uses import K_STEPS, M_TILES, N_TILES, PROBLEM, devices_of, record_kernel
 from cmm.schedule import neighbour, shard_at
 
 D = PROBLEM.axis_size
@@ -41,9 +41,8 @@ def test_uses_are_the_kernels_loads_and_sends(events):
             assert all((use.send_ns is not None) == (use.n == 0 and step < D - 1) for use in mine)
         # What is matched by counting agrees with what the recorded sends say of themselves.
         sends = sorted((e for e in events if e.kind == "send" and e.device == device), key=lambda e: e.start_s)
-        said = [(e.region[0][0], e.region[1][0], e.region[2][0]) for e in sends]
-        size = CONFIG.cta_tile_m, CONFIG.tile_k
-        assert said == [(use.step, use.m * size[0], use.k * size[1]) for use in uses if use.send_ns]
+        said = [tuple(begin for begin, _ in e.region[:3]) for e in sends]  # Slot, row and column of the tile.
+        assert said == [(use.step, use.m, use.k) for use in uses if use.send_ns]
         assert {e.peer for e in sends} == {neighbour(device, D)}
         for use in uses:
             assert use.load_ns[1] <= use.product_ns[0] <= use.turn_ns

@@ -25,7 +25,7 @@ from cmm.overhead.child import Plan
 from cmm.overhead.host_trace import HostSpan, split_host_us
 from cmm.overhead.programs import Variant
 from cmm.overhead.terms import gpu_parts_us, terms
-from cmm.peers import program_start
+from cmm.peers import program_start, stale_addresses
 from cmm.recording import GpuEvent
 from cmm.results import Spread
 from cmm.roofline import Problem
@@ -177,9 +177,10 @@ def test_the_kernels_that_do_nothing_do_not_hang(seed):
         assert sim.run(jax.jit(f), lhs, rhs).shape == (48, 96)
 
 
-def test_the_reproduction_stands_alone():
-    source = pathlib.Path(program_start.__file__).read_text()
-    assert len(source.splitlines()) < 100
+@pytest.mark.parametrize("reproduction", [program_start, stale_addresses])
+def test_reproductions_stand_alone(reproduction):
+    source = pathlib.Path(reproduction.__file__).read_text()
+    assert len(source.splitlines()) < 110
     for node in ast.walk(ast.parse(source)):
         names = [node.module] if isinstance(node, ast.ImportFrom) else []
         names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

@@ -11,6 +11,7 @@ from jax.custom_batching import sequential_vmap
 from jax.custom_derivatives import SymbolicZero
 
 from cmm.checks import check_call
+from cmm.hopper import slots
 from cmm.hopper.axes import forget_axes, with_axes
 from cmm.hopper.config import TuningConfig, default_config
 from cmm.hopper.matmul import launch_product
@@ -111,7 +112,7 @@ def call_kernel(launch: Callable, lhs, rhs, axis_name, plan: Plan, dtype):
 
     Args:
       launch: `launch(axis_name, plan, dtype, lhs, rhs)` starts the kernel and returns its result and the slots in which
-        it has received the shards of the others, `[axis_size - 1, m_shard, k]` in the order of steps.
+        it has received the shards of the others, in the order of steps (`cmm.hopper.slots`).
       lhs: `[m_shard, k]`.
       rhs: `[k, n_shard]`.
       axis_name, plan, dtype: see `plan_ring`.
@@ -126,7 +127,8 @@ def call_kernel(launch: Callable, lhs, rhs, axis_name, plan: Plan, dtype):
 
 
 def _launch_local(axis_name, plan, dtype, lhs, rhs):
-    return launch_product(plan, dtype, lhs, rhs), jnp.zeros((0, *lhs.shape), lhs.dtype)
+    no_slots = slots.type_of(plan, 0, lhs.dtype)
+    return launch_product(plan, dtype, lhs, rhs), jnp.zeros(no_slots.shape, no_slots.dtype)
 
 
 def call_recorded(launch: Callable, lhs, rhs, axis_name, plan: Plan, dtype, recorder):
@@ -156,10 +158,11 @@ def _call(launch, axis_name, plan, dtype, lhs, rhs):
 @_differentiable
 def _call_and_gather(launch, axis_name, plan, dtype, lhs, rhs):
     """Returns the product, and the activations of all devices in their order, `[axis_size * m_shard, k]`."""
-    out, slots = _launched(launch, axis_name, plan, dtype, lhs, rhs)
-    slots = with_axes(slots, jax.typeof(lhs), jax.eval_shape(functools.partial(_gather, axis_name=axis_name), lhs))
+    out, received = _launched(launch, axis_name, plan, dtype, lhs, rhs)
+    gathered_type = jax.eval_shape(functools.partial(_gather, axis_name=axis_name), lhs)
+    shards = with_axes(slots.as_rows(received, plan), jax.typeof(lhs), gathered_type)
     # Slot i holds the shard of the device i + 1 places on (`cmm.schedule.shard_at`).
-    from_here_on = jnp.concatenate([lhs[None], slots])
+    from_here_on = jnp.concatenate([lhs[None], shards])
     in_order = jnp.roll(from_here_on, lax.axis_index(axis_name), axis=0)
     return out, in_order.reshape(-1, lhs.shape[1])
 
@@ -194,8 +197,8 @@ def _launched(launch, axis_name, plan, dtype, lhs, rhs):
     # One call after another for a batch. JAX would give the kernel one more grid axis, and the calls of a batch would
     # share their semaphores.
     run = sequential_vmap(functools.partial(launch, axis_name, plan, dtype))
-    out, slots = run(forget_axes(lhs), forget_axes(rhs))
-    return with_axes(out, _product_type(lhs, rhs, axis_name)), slots
+    out, received = run(forget_axes(lhs), forget_axes(rhs))
+    return with_axes(out, _product_type(lhs, rhs, axis_name)), received
 
 
 def _product_type(lhs, rhs, axis_name):

@@ -57,7 +57,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from cmm.hopper import roles
+from cmm.hopper import roles, slots
 from cmm.hopper.calls import call_kernel, plan_ring
 from cmm.hopper.clocks import WARP
 from cmm.hopper.config import TuningConfig
@@ -117,7 +117,7 @@ def _launch(axis_name, plan, dtype, lhs, rhs, recorder=NO_RECORDER, loops_back=N
         body,
         out_type=(
             jax.ShapeDtypeStruct((axis_size * plan.m, plan.n), dtype),
-            jax.ShapeDtypeStruct((axis_size - 1, plan.m, plan.k), lhs.dtype),  # received shards, one slot per step
+            slots.type_of(plan, axis_size - 1, lhs.dtype),  # One for each shard that arrives.
             *recorder.out_type(),
         ),
     )(lhs, rhs)
@@ -148,7 +148,7 @@ def _body(sends: SendPlan, axis_name, axis_size, recorder, lhs_gmem, rhs_gmem, o
                     acquire_for_tma()
 
             shard = scratch_gmem.at[step - 1]
-            roles.load_tiles(tiles, first_use, shard, rhs_gmem, await_chunk, marks=marks, **memory)
+            roles.load_tiles(tiles, first_use, shard, rhs_gmem, await_chunk, is_slot=True, marks=marks, **memory)
 
         rounds.for_each_step(load_received, memory, first=1)
 
@@ -220,7 +220,7 @@ def _send_tile(sends, rounds, peer_scratch, received, send_dev_id, number, holds
     return after_last[1]
 
 
-def _send_use(tile, k_step, stage, holds_previous, peer_scratch, *, marks=NO_MARKS, a_smem, full, empty, **_):
+def _send_use(tile, k_step, stage, holds_previous, peer_scratch, *, marks=NO_MARKS, a_images, full, empty, **_):
     """Sends one stage, or lets go of it, and lets go of the previous one. Returns whether this one is sent."""
     plan, use = tile.sends.plan, tile.first_use + k_step
     with marks.span("full", use):
@@ -236,7 +236,7 @@ def _send_use(tile, k_step, stage, holds_previous, peer_scratch, *, marks=NO_MAR
 
     def start_store():
         slot = peer_scratch.at[tile.step]
-        plgpu.copy_smem_to_gmem(a_smem.at[stage], slot.at[*plan.a_slice(tile.m_tile, k_step)])
+        plgpu.copy_smem_to_gmem(a_images.at[stage], slot.at[*slots.place(plan, tile.m_tile, k_step)])
         marks.mark("issue", use, each=True)
 
     lax.cond(is_mine, start_store, lambda: plgpu.barrier_arrive(empty.at[stage]))

@@ -36,7 +36,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from cmm.hopper import fast_kernel, ring_kernel
+from cmm.hopper import fast_kernel, ring_kernel, slots
 from cmm.hopper.calls import call_kernel, plan_ring
 from cmm.hopper.config import TuningConfig
 from cmm.hopper.matmul import persistent_kernel
@@ -107,11 +107,11 @@ class SpreadSend(Send):
         """Returns how many signals say that a shard is complete: one from each tile whose column sends."""
         return plan.m_tiles * senders(plan)
 
-    def use(self, a_smem, m_tile, n_tile, k_step) -> None:
+    def use(self, image, m_tile, n_tile, k_step) -> None:
         """Sends a stage of A if it is this column's turn; at the next use waits until it has been read."""
         is_turn = self.is_turn(n_tile, k_step)
         was_turn = (k_step > 0) & self.is_turn(n_tile, k_step - 1)
-        pl.when(is_turn)(lambda: Send.use(self, a_smem, m_tile, n_tile, k_step))
+        pl.when(is_turn)(lambda: Send.use(self, image, m_tile, n_tile, k_step))
 
         @pl.when(self._is_mine(n_tile) & was_turn & ~is_turn)
         def _():
@@ -150,6 +150,6 @@ def _launch_column_0_by_a_warp(axis_name, plan, dtype, lhs, rhs):
         functools.partial(fast_kernel._body, sends, axis_name, axis_size, fast_kernel.NO_RECORDER),
         out_type=(
             jax.ShapeDtypeStruct((axis_size * plan.m, plan.n), dtype),
-            jax.ShapeDtypeStruct((axis_size - 1, plan.m, plan.k), lhs.dtype),
+            slots.type_of(plan, axis_size - 1, lhs.dtype),
         ),
     )(lhs, rhs)

@@ -6,14 +6,13 @@ shard. It shows that the compiled kernel is right and does not hang, and how lon
 where the way is short. It says nothing about NVLink, nor about what other devices do meanwhile.
 """
 
-import functools
 from collections.abc import Callable
 
 import jax
 from jax.sharding import PartitionSpec as P
 
 from cmm import devices
-from cmm.hopper import fast_kernel, ring_kernel
+from cmm.hopper import fast_kernel, ring_kernel, slots
 from cmm.hopper.calls import plan_step
 from cmm.hopper.config import TuningConfig
 from cmm.hopper.plan import Plan
@@ -60,8 +59,12 @@ def looped_back(kernel: str, plan: Plan, steps: int, dtype, gpu) -> Callable:
 
     Returns:
       A function of `lhs [m, k]` and `rhs [k, n]`. It returns the result, `[steps * m, n]`, `steps` times the product,
-      and the slots, `[steps - 1, m, k]`, each of which has received `lhs`.
+      and what the slots have received, `[steps - 1, m, k]`: `lhs` each.
     """
-    launch = functools.partial(_LAUNCH[kernel], None, plan, dtype, loops_back=steps)
+
+    def loop(lhs, rhs):
+        out, received = _LAUNCH[kernel](None, plan, dtype, lhs, rhs, loops_back=steps)
+        return out, slots.as_rows(received, plan)
+
     mesh = devices.ring_mesh([gpu])
-    return jax.jit(jax.shard_map(launch, mesh=mesh, in_specs=(P(), P()), out_specs=(P(), P()), check_vma=False))
+    return jax.jit(jax.shard_map(loop, mesh=mesh, in_specs=(P(), P()), out_specs=(P(), P()), check_vma=False))

@@ -8,7 +8,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from cmm.hopper import roles
+from cmm.hopper import roles, slots
 from cmm.hopper.axes import forget_axes, with_axes
 from cmm.hopper.config import TuningConfig, default_config
 from cmm.hopper.plan import Plan, plan_tiles
@@ -124,6 +124,7 @@ def launch_roles(plan: Plan, dtype, out_dtype, load, multiply, readers: int = 2)
     """Gives every warpgroup of a CTA its role: `load(memory)` for one of them, `multiply(memory)` for two."""
 
     def cta(**memory):
+        memory["a_smem"], memory["a_images"] = slots.views(memory["a_smem"])
         wg = lax.axis_index("wg")
 
         @pl.when(wg == roles.LOADER)

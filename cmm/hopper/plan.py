@@ -74,6 +74,11 @@ class Plan:
         """Returns the row of whole tiles in which a tile lies."""
         return m_tile
 
+    def rows_in_tile(self, m_tile, rows: int):
+        """Returns which rows of a whole tile a tile has, in units of which a tile of this plan has `rows`."""
+        del m_tile, rows
+        return slice(None)
+
     def a_slice(self, m_tile, k_step):
         """Returns the slices of A that a use needs."""
         config = self.config

@@ -3,8 +3,8 @@
 In step `i` of the ring device `d` multiplies shard `(d + i) % D`. It reads the shard from its own operand (step 0) or
 from slot `i - 1` of its scratch buffer, and writes it into slot `i` of the scratch buffer of device `d - 1`, which
 reads it in step `i + 1`. Nothing is copied for the sake of sending: a tile of A that TMA has brought into shared memory
-for a product is stored to the neighbour from there. Every tile of A is used once for each column of tiles of the
-result; it is sent on the first of these visits, by the CTA that has column 0.
+for a product is stored to the neighbour from there, as it lies there (`cmm.hopper.slots`). Every tile of A is used once
+for each column of tiles of the result; it is sent on the first of these visits, by the CTA that has column 0.
 
 Why it is sound, for any number of devices, of tiles per CTA and of stages, and however late a CTA is:
 
@@ -36,7 +36,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from cmm.hopper import roles
+from cmm.hopper import roles, slots
 from cmm.hopper.calls import call_kernel, plan_ring
 from cmm.hopper.config import TuningConfig
 from cmm.hopper.fences import acquire_for_tma
@@ -89,7 +89,7 @@ def _launch(axis_name, plan, dtype, lhs, rhs, recorder=NO_RECORDER, send_type=No
         body,
         out_type=(
             jax.ShapeDtypeStruct((axis_size * plan.m, plan.n), dtype),
-            jax.ShapeDtypeStruct((axis_size - 1, plan.m, plan.k), lhs.dtype),  # received shards, one slot per step
+            slots.type_of(plan, axis_size - 1, lhs.dtype),  # One for each shard that arrives.
             *recorder.out_type(),
         ),
     )(lhs, rhs)
@@ -117,7 +117,7 @@ def _body(plan, axis_name, axis_size, recorder, send_type, lhs_gmem, rhs_gmem, o
                     pl.semaphore_wait(received.at[step - 1], value=send_type.signals(plan), decrement=False)
                     acquire_for_tma()
                 shard = scratch_gmem.at[step - 1]
-            roles.load_tiles(plan, first_use(step), shard, rhs_gmem, marks=marks, **memory)
+            roles.load_tiles(plan, first_use(step), shard, rhs_gmem, is_slot=step > 0, marks=marks, **memory)
 
     @recorder.role(MULTIPLIERS)
     def multiply(marks, memory):
@@ -137,7 +137,7 @@ class Send:
 
     Attributes:
       plan: the tiles.
-      slot: `[m_shard, k]`, the neighbour's slot for this step.
+      slot: the neighbour's slot for this step (`cmm.hopper.slots`).
       received: the semaphore of this step; the neighbour's is signalled.
       send_dev_id: the neighbour; `None` for this device itself.
     """
@@ -152,12 +152,12 @@ class Send:
         """Returns how many signals say that a shard is complete: one from each tile of column 0."""
         return plan.m_tiles
 
-    def use(self, a_smem, m_tile, n_tile, k_step) -> None:
-        """Sends a stage of A, and waits until all stages that were sent before have been read."""
+    def use(self, image, m_tile, n_tile, k_step) -> None:
+        """Sends a stage of A as it is, and waits until all stages that were sent before have been read."""
 
         @pl.when(self._is_mine(n_tile))
         def _():
-            plgpu.copy_smem_to_gmem(a_smem, self.slot.at[*self.plan.a_slice(m_tile, k_step)])
+            plgpu.copy_smem_to_gmem(image, self.slot.at[*slots.place(self.plan, m_tile, k_step)])
             plgpu.wait_smem_to_gmem(1, wait_read_only=True)
 
     def finish(self, n_tile) -> None:

@@ -15,6 +15,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from cmm.hopper import slots
 from cmm.hopper.config import MatmulDimension
 from cmm.hopper.marks import LOADER as LOADER, NO_MARKS
 from cmm.hopper.plan import Plan
@@ -35,7 +36,7 @@ def memory(plan: Plan, dtype, out_dtype, readers: int = 2) -> dict:
     config = plan.config
     stages = config.max_concurrent_steps
     return {
-        "a_smem": _swizzled((stages, config.cta_tile_m, config.tile_k), dtype),
+        "a_smem": slots.with_images(_swizzled((stages, config.cta_tile_m, config.tile_k), dtype), plan, dtype),
         "b_smem": _swizzled((stages, config.tile_k, config.cta_tile_n), dtype),
         "out_smem": _swizzled((2, config.epi_slots, config.epi_m, config.epi_n), out_dtype),
         "full": plgpu.Barrier(num_arrivals=2, num_barriers=stages),
@@ -63,16 +64,32 @@ def stage_before(stage, stages: int):
     return lax.select(stage == 0, jnp.int32(stages - 1), stage - 1)
 
 
-def load_tiles(plan: Plan, first_use, a_gmem, b_gmem, ready=None, marks=NO_MARKS, *, a_smem, b_smem, full, empty, **_):
+def load_tiles(
+    plan: Plan,
+    first_use,
+    a_gmem,
+    b_gmem,
+    ready=None,
+    is_slot: bool = False,
+    marks=NO_MARKS,
+    *,
+    a_smem,
+    a_images,
+    b_smem,
+    full,
+    empty,
+    **_,
+):
     """The loader's part of one step: fills a stage for every use of this CTA, as soon as the stage is empty.
 
     Args:
       plan: the tiles.
       first_use: number of the first use of this step.
-      a_gmem: `[m, k]`, the shard of this step.
+      a_gmem: `[m, k]`, the shard of this step, or the slot in which it lies (`cmm.hopper.slots`).
       b_gmem: `[k, n]`.
       ready: called with row (in tiles of this plan) and k-step of a tile of A before it is loaded; returns when it is
         there.
+      is_slot: whether `a_gmem` is a slot.
       marks: what notes the times, if anything does (`cmm.hopper.marks`).
     """
     stages, k_steps = plan.config.max_concurrent_steps, plan.k_steps
@@ -93,17 +110,17 @@ def load_tiles(plan: Plan, first_use, a_gmem, b_gmem, ready=None, marks=NO_MARKS
                 def _():
                     plgpu.barrier_wait(empty.at[stage])
 
-            a_part, b_part = plan.a_slice(m_tile, k_step), plan.b_slice(k_step, n_tile)
-            plgpu.copy_gmem_to_smem(b_gmem.at[*b_part], b_smem.at[stage], full.at[stage])
+            plgpu.copy_gmem_to_smem(b_gmem.at[*plan.b_slice(k_step, n_tile)], b_smem.at[stage], full.at[stage])
             if ready is not None:
                 with marks.span("ready", use):
                     ready(m_tile, k_step)
-            plgpu.copy_gmem_to_smem(a_gmem.at[*a_part], a_smem.at[stage], full.at[stage])
+            part = slots.place(plan, m_tile, k_step) if is_slot else plan.a_slice(m_tile, k_step)
+            plgpu.copy_gmem_to_smem(a_gmem.at[*part], (a_images if is_slot else a_smem).at[stage], full.at[stage])
             return next_stage(stage, stages)
 
 
 def multiply_tiles(
-    plan: Plan, first_use, out_gmem, send=None, marks=NO_MARKS, *, a_smem, b_smem, out_smem, full, empty
+    plan: Plan, first_use, out_gmem, send=None, marks=NO_MARKS, *, a_smem, a_images, b_smem, out_smem, full, empty
 ):
     """A multiplier's part of one step: multiplies every use of this CTA, and stores each finished tile.
 
@@ -141,7 +158,7 @@ def multiply_tiles(
                 plgpu.wgmma(acc_ref, a_smem.at[stage, rows], b_smem.at[stage, :, columns])
                 if send is not None:
                     with marks.span("send", use):
-                        send.use(a_smem.at[stage], m_tile, n_tile, k_step)
+                        send.use(a_images.at[stage], m_tile, n_tile, k_step)
                 plgpu.wgmma_wait(1)  # All products but this one are finished ...
 
                 @pl.when(k_step > 0)

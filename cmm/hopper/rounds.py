@@ -13,6 +13,7 @@ import dataclasses
 from jax import lax, numpy as jnp
 from jax.experimental import pallas as pl
 
+from cmm.hopper import slots
 from cmm.hopper.deal import Deal
 from cmm.hopper.plan import Plan
 
@@ -73,8 +74,11 @@ class Rounds:
             pl.loop(first, self.axis_size)(whole_tiles)
         if self.deal.halved:
             halves = self.halves()
-            rows = pl.ds(0, halves.config.cta_tile_m)
-            function(last, halves, self.first_use(self.axis_size), memory | {"a_smem": memory["a_smem"].at[:, rows]})
+            stages = {
+                "a_smem": memory["a_smem"].at[:, : halves.config.cta_tile_m],
+                "a_images": slots.first_half(memory["a_images"], halves),
+            }
+            function(last, halves, self.first_use(self.axis_size), memory | stages)
 
     def of_step(self, step) -> Plan:
         """Returns the whole tiles of one step, of which this CTA may have none."""
@@ -169,3 +173,6 @@ class HalfPlan(Plan):
 
     def row(self, m_tile):
         return lax.div(m_tile, 2)
+
+    def rows_in_tile(self, m_tile, rows):
+        return pl.ds(lax.rem(m_tile, 2) * rows, rows)

@@ -108,9 +108,12 @@ def _device(events, device: int) -> Device:
     sends = sorted(kinds["send"], key=lambda e: e.start_s)
     uses = []
     for b, a, *both in zip(loads[::2], loads[1::2], *products, strict=True):
-        *slot, rows, columns = a.region
-        step = slot[0][0] + 1 if slot else 0
-        m, k, n = rows[0] // CONFIG.cta_tile_m, columns[0] // CONFIG.tile_k, b.region[1][0] // CONFIG.cta_tile_n
+        begins = [begin for begin, _ in a.region]
+        if len(begins) > 2:  # A slot: `cmm.hopper.slots`.
+            step, m, k = begins[0] + 1, *begins[1:3]
+        else:
+            step, m, k = 0, begins[0] // CONFIG.cta_tile_m, begins[1] // CONFIG.tile_k
+        n = b.region[1][0] // CONFIG.cta_tile_n
         is_sent = n == 0 and step < PROBLEM.axis_size - 1
         times = (_span(b, a), _span(*both), to_ns(both[0].start_s), _span(sends.pop(0)) if is_sent else None)
         uses.append(Use(step, shard_at(device, step, PROBLEM.axis_size), m, k, n, *times))

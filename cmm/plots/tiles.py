@@ -117,8 +117,8 @@ def stage_spans(events: Sequence[Event], stages: int, device: int = 0, cta: int 
     multipliers = sorted({e.thread for e in mine if e.kind == "tile_product"})
     products = list(zip(*(by_start("tile_product", thread) for thread in multipliers), strict=True))
     tiles = list(zip(loads[::2], loads[1::2], strict=True))
-    # A shard that came over the ring lies in slot `step - 1` of the scratch buffer, the first axis of its region.
-    steps = [max(e.region[0][0] + 1 if len(e.region) == 3 else 0 for e in pair) for pair in tiles]
+    # A shard that came over the ring lies in slot `step - 1`: the first axis of its region (`cmm.hopper.slots`).
+    steps = [max(e.region[0][0] + 1 if len(e.region) > 2 else 0 for e in pair) for pair in tiles]
     spans = []
     for kind, groups in (("load", tiles), ("multiply", products)):
         for use, group in enumerate(groups):
