@@ -12,9 +12,9 @@ Terms come from elsewhere than totals:
 - `transfer`, `memory`, `barrier`, `gap`: what the GPU does meanwhile where no matmul runs (`cmm.trace.periods`). In a
   gap it does nothing: that is recorded, and not why.
 - `recorder`: the GPUs' record tells of recorded calls, totals of usual ones. Recorded ones can take longer, above all
-  where the host has much to launch: the recorder takes its time, and XLA replays no program as a CUDA graph. So both
-  are timed by the host's clock, and this is the difference. What is left of the sum then says whether the GPUs' record
-  agrees with the host's clock while both look at the same calls; about usual calls it says nothing more.
+  where the host has much to launch: the recorder takes its time. So both are timed by the host's clock, and this is the
+  difference. What is left of the sum then says whether the GPUs' record agrees with the host's clock while both look at
+  the same calls; about usual calls it says nothing more.
 
 A ring kernel has a second, sharper sum: its kernel time, by the GPUs' record of calls in which nothing was noted,
 against GEMM only, `own_products` and the parts of the chain. Parts of a chain partition the recorded call. So this sum
