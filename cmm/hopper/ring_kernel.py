@@ -13,7 +13,7 @@ Why it is sound, for any number of devices, of tiles per CTA and of stages, and 
    to the neighbour's `received[i]`. The neighbour's loaders wait until it is `m_tiles`, and fence, so that TMA sees
    what they have been told of (`cmm.hopper.fences`). Each of the `m_tiles` signals stands for one block of rows, and no
    signal of another step counts there: a fast CTA cannot stand in for a slow one.
-2. *A slot is never overwritten while it is read.* Each step has a slot of its own, and each row of it is written once.
+2. *A slot is never overwritten while it is read.* Each step has a slot of its own, and each tile of it is written once.
 3. *Shared memory is not reused while it is sent.* A stage goes back to the loader one use later, and by then the sender
    has waited until all stores but the latest have read their stage. Before the last stage of a tile goes back it waits
    for all of them.

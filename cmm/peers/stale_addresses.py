@@ -5,8 +5,7 @@ again. Each call is a Pallas:Mosaic GPU kernel that copies its block to the next
 the starts arrays come and go on one GPU, as those of a data loader or of a sampler do. The script counts starts with a
 wrong result, and arrays that somebody has written over. It ends with status 1 if there are any.
 
-With `XLA_FLAGS=--xla_gpu_enable_command_buffer=-CUSTOM_CALL` there are none. (Run the file, not the module: importing
-`cmm` sets that flag.)
+With `XLA_FLAGS=--xla_gpu_enable_command_buffer=-CUSTOM_CALL` there are none.
 
 What happens (JAX 0.11.2, read from sources of XLA and jaxlib of 2026): the six launches become a command buffer, a CUDA
 graph. `CommandBufferThunk` records a launch again only if buffers of its own GPU have moved, and even then it may take
