@@ -25,9 +25,9 @@ def _address(row, column):
     return plain ^ ((plain >> 3) & 0x70)
 
 
-@pytest.mark.parametrize("tile_k", [64, 128])
-def test_rows_from_images(tile_k):
-    count, m, k = 2, 256, 2 * tile_k
+@pytest.mark.parametrize("tile_k, count", [(64, 2), (128, 2), (64, 0)])
+def test_rows_from_images(tile_k, count):
+    m, k = 256, 2 * tile_k
     plan = plan_tiles(m, 256, k, TuningConfig(64, 64, tile_k), 132)
     rows = np.random.default_rng(0).integers(0, 2**16, (count, m, k), np.uint16).view(np.float16)
     height, width = plan.config.cta_tile_m, 64
@@ -68,8 +68,23 @@ def descriptors_of_peers(monkeypatch):
     return found
 
 
-def _lower(function, *shapes, specs, out_specs):
-    return ci.lower_for_cuda(function, *shapes, mesh_axes={"x": 4}, in_specs=specs, out_specs=out_specs)
+def _lower(function, *shapes, specs, out_specs, count=4):
+    return ci.lower_for_cuda(function, *shapes, mesh_axes={"x": count}, in_specs=specs, out_specs=out_specs)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("method", ["pallas", "pallas_fast"])
+def test_gradients_lower_for_gpus(method, count):
+    # On one device there are no slots, but their type.
+    def total(lhs, rhs):
+        return cmm.all_gather_matmul(lhs, rhs, "x", method=method).astype(jnp.float32).sum()
+
+    shapes = (
+        jax.ShapeDtypeStruct((count * 256, 256), jnp.bfloat16),
+        jax.ShapeDtypeStruct((256, count * 256), "bfloat16"),
+    )
+    specs = P("x", None), P(None, "x")
+    _lower(jax.grad(total, (0, 1)), *shapes, specs=specs, out_specs=specs, count=count)
 
 
 @pytest.mark.parametrize("m_shard, n_shard", [(1024, 4096), (256, 4096), (512, 3584)])

@@ -87,5 +87,5 @@ def _image_rows(plan) -> int:
 def _unswizzled(blocks):
     """Puts the parts of the rows of blocks, `[..., 8, 64]`, in order."""
     rows = np.arange(_BLOCK_ROWS)[:, None]
-    parts = blocks.reshape(*blocks.shape[:-1], _PARTS, -1)
+    parts = blocks.reshape(*blocks.shape[:-1], _PARTS, _BLOCK_COLUMNS // _PARTS)
     return parts[..., rows, np.arange(_PARTS) ^ rows, :].reshape(blocks.shape)
